@@ -1,0 +1,26 @@
+"""Weighted sum of each token's expert outputs, in slot order."""
+
+import torch
+from torch import Tensor
+
+from suzuri.kernels import dispatch
+from suzuri.kernels.moe_combine import reference
+from suzuri.kernels.moe_permute import Permutation
+
+
+def moe_combine(
+    y_MD: Tensor, permutation: Permutation, weights_NJ: Tensor, *, out_dtype: torch.dtype
+) -> Tensor:
+    """out[n] = sum_j weights[n, j] * y[slot (n, j)], j ascending, in fp32 (at least), one rounding.
+
+    y_MD [N * J, D]: rounded, unweighted slot outputs sorted by expert; weights_NJ [N, J] fp32,
+    routed slots in ascending expert id, then the shared ones. Returns [N, D] in `out_dtype`.
+    Gradients: y and weights.
+    """
+    if y_MD.shape[0] != weights_NJ.numel():
+        raise ValueError(f"moe_combine: {y_MD.shape[0]} rows for {list(weights_NJ.shape)} slots")
+    if dispatch.use_reference(y_MD):
+        return reference.moe_combine(
+            y_MD, permutation.order_M, permutation.inverse_M, weights_NJ, out_dtype
+        )
+    raise dispatch.no_kernel("moe_combine", y_MD)

@@ -1,0 +1,23 @@
+"""Root-mean-square norm over the last dim."""
+
+import torch
+from torch import Tensor
+
+from suzuri.kernels import dispatch
+from suzuri.kernels.rms_norm import reference
+
+
+def rms_norm(
+    x_ND: Tensor, weight_D: Tensor, eps: float, *, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """y = x * rsqrt(mean(x^2) + eps) * weight, statistics and products in fp32, one rounding.
+
+    x_ND [..., D], weight_D [D] (plain weight, not 1 + w). Returns the shape of x in `out_dtype`
+    (default: that of x). The mean is a fixed tree. Gradients: x and weight.
+    Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+    """
+    if x_ND.shape[-1] != weight_D.shape[0]:
+        raise ValueError(f"rms_norm: x {list(x_ND.shape)} against weight {list(weight_D.shape)}")
+    if dispatch.use_reference(x_ND):
+        return reference.rms_norm(x_ND, weight_D, eps, out_dtype or x_ND.dtype)
+    raise dispatch.no_kernel("rms_norm", x_ND)

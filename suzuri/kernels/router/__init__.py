@@ -1,0 +1,40 @@
+"""Sigmoid router with a selection bias and shared experts in one joint normalisation."""
+
+from torch import Tensor
+
+from suzuri.kernels import dispatch
+from suzuri.kernels.router import reference
+
+
+def router(
+    x_ND: Tensor,
+    weight_ED: Tensor,
+    bias_R: Tensor,
+    global_scale_1: Tensor,
+    *,
+    num_experts_per_token: int,
+    route_scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Chooses k of R routed experts per token and weighs them jointly with the S shared ones.
+
+    x_ND [N, D] and weight_ED [R+S, D], one dtype, the last S rows of the weight belonging to the
+    shared experts; bias_R [R] and global_scale_1 [1] in fp32 (at least). Returns
+    (experts_NK int64 [N, k] ascending ids, weights_NJ fp32 [N, k+S] in that order then shared,
+    logits_NE fp32 [N, R+S]).
+
+    choice = top-k of sigmoid(logits[:R]) + bias, ties to the lowest id: the bias chooses and never
+    weighs. weights = softmax(logsigmoid(a)) * route_scale * global_scale with a = the raw logits of
+    the chosen and shared experts (log space: finite logits cannot give 0/0). All in fp32 from fp32
+    accumulators. Gradients: x, weight, global_scale; the bias has none. Source:
+    docs/architecture.md 2.6.
+    """
+    routed = bias_R.shape[0]
+    if not 1 <= num_experts_per_token <= routed <= weight_ED.shape[0]:
+        raise ValueError(
+            f"router: top {num_experts_per_token} of {routed} with {weight_ED.shape[0]} rows"
+        )
+    if dispatch.use_reference(x_ND):
+        return reference.router(
+            x_ND, weight_ED, bias_R, global_scale_1, num_experts_per_token, route_scale
+        )
+    raise dispatch.no_kernel("router", x_ND)

@@ -1,0 +1,26 @@
+"""Log-probs of given next tokens straight from hidden states, without the [N, V] logits."""
+
+from torch import Tensor
+
+from suzuri.kernels import dispatch
+from suzuri.kernels.token_logprobs import reference
+
+
+def token_logprobs(
+    h_ND: Tensor,
+    unembed_VD: Tensor,
+    targets_N: Tensor,
+    *,
+    scale: float,
+    temperature_N: Tensor | None = None,
+) -> Tensor:
+    """log_softmax(h @ unembed^T * scale / temperature)[target] per row, in fp32 (at least).
+
+    h_ND [N, D] after the final norm, unembed_VD [V, D] real vocabulary rows only (no padding), one
+    dtype; targets_N [N] int64 in [0, V); scale = 1 / mup; temperature_N [N] > 0 or None for the raw
+    log-prob. Returns [N]. Same bits as `log_softmax` of the whole logits: the same calls, chunk by
+    chunk of 2048 ids. Gradients: h and unembed.
+    """
+    if dispatch.use_reference(h_ND):
+        return reference.token_logprobs(h_ND, unembed_VD, targets_N, scale, temperature_N)
+    raise dispatch.no_kernel("token_logprobs", h_ND)
