@@ -1,0 +1,128 @@
+"""The one input of every forward: tokens of several sequences packed along one axis.
+
+Shape suffixes, for the whole project: N packed tokens, S sequences, D hidden, H query heads, U KV
+heads, C channels of a head or conv, B relative-bias width (in kernels also: a block), E experts (of
+attention: reach of the bias), R routed experts, K experts per token or conv taps, J expert slots
+per token (routed and shared), F expert hidden, V vocabulary rows, M sorted or selected rows, P
+pages, T page size or rows of one sequence, L layers (of conv state: slots), G group; in rl/ and
+envs/: P problems, G group members, T time. A 1 after a letter is one more (seq_starts_S1).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerCache:
+    """State of one layer, shared by all sequences; written in place by the forward.
+
+    k_pages, v_pages [P, T, U, C]: normed keys and convolved values. Conv rings [L, R, C] of inputs,
+    the input at position p in row p mod R: `kv` over the fused key and value channels, `attn` and
+    `mlp` over the hidden size.
+    """
+
+    k_pages_PTUC: Tensor
+    v_pages_PTUC: Tensor
+    kv_conv_LRC: Tensor
+    attn_conv_LRC: Tensor
+    mlp_conv_LRC: Tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheView:
+    """Where the batch's sequences keep their state.
+
+    global_pages_SM, local_pages_SM [S, M] int64: page of positions m * T .. m * T + T - 1 in layers
+    of either kind; global_slots_N, local_slots_N [N] int64: page * T + offset where each new
+    token's key and value go (negative: nowhere); conv_slots_S [S] int64: row of the conv rings.
+    """
+
+    layers: tuple[LayerCache, ...]
+    global_pages_SM: Tensor
+    local_pages_SM: Tensor
+    global_slots_N: Tensor
+    local_slots_N: Tensor
+    conv_slots_S: Tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Packed tokens and, when decoding, the view of their cache.
+
+    token_ids_N [N] int64 model rows; positions_N [N] int64 0-based position of the token in its
+    sequence (padding is a sequence of its own and never counts); seq_ids_N [N] int64 its sequence;
+    seq_starts_S1 [S+1] int64 first row of each sequence, then N. Media: row media_rows_M[m] of the
+    embedded input is replaced by media_features_MD[m]. Without a cache every sequence starts at
+    position 0; with one, at first_positions_S.
+    """
+
+    token_ids_N: Tensor
+    positions_N: Tensor
+    seq_ids_N: Tensor
+    seq_starts_S1: Tensor
+    media_rows_M: Tensor | None = None
+    media_features_MD: Tensor | None = None
+    cache: CacheView | None = None
+
+    @property
+    def first_positions_S(self) -> Tensor:
+        """Position of each sequence's first new row [S] (empty sequences: any valid value)."""
+        last = max(self.positions_N.shape[0] - 1, 0)
+        return self.positions_N[self.seq_starts_S1[:-1].clamp(max=last)]
+
+    def with_tokens(self, token_ids_N: Tensor) -> "Batch":
+        """The same rows holding other tokens and no media (a draft depth's view of the batch)."""
+        return dataclasses.replace(
+            self, token_ids_N=token_ids_N, media_rows_M=None, media_features_MD=None
+        )
+
+
+def pack(
+    sequences: Sequence[Sequence[int]],
+    *,
+    first_positions: Sequence[int] | None = None,
+    media: Sequence[tuple[int, int, Tensor]] = (),
+    cache: CacheView | None = None,
+    device: torch.device | str = "cpu",
+) -> Batch:
+    """Packs sequences of model rows into a Batch.
+
+    `first_positions` gives the position of each sequence's first token (default 0; needs a cache
+    when not 0). `media` holds (sequence, index of its first placeholder within the sequence given
+    here, features [M, D]). Raises ValueError where media do not fit.
+    """
+    lengths = [len(sequence) for sequence in sequences]
+    starts = [0]
+    for length in lengths:
+        starts.append(starts[-1] + length)
+    firsts = list(first_positions) if first_positions is not None else [0] * len(lengths)
+    if cache is None and any(firsts):
+        raise ValueError(f"first_positions {firsts}: without a cache every sequence starts at 0")
+    rows: list[int] = []
+    for sequence, index, features in media:
+        if index < 0 or index + features.shape[0] > lengths[sequence]:
+            raise ValueError(
+                f"media of {features.shape[0]} tokens at index {index} do not fit into sequence "
+                f"{sequence} of {lengths[sequence]} tokens"
+            )
+        rows.extend(range(starts[sequence] + index, starts[sequence] + index + features.shape[0]))
+    if len(set(rows)) != len(rows):
+        raise ValueError("media overlap: two features for one token")
+
+    def tensor(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    return Batch(
+        token_ids_N=tensor([token for sequence in sequences for token in sequence]),
+        positions_N=tensor(
+            [first + i for first, n in zip(firsts, lengths, strict=True) for i in range(n)]
+        ),
+        seq_ids_N=tensor([s for s, n in enumerate(lengths) for _ in range(n)]),
+        seq_starts_S1=tensor(starts),
+        media_rows_M=tensor(rows) if media else None,
+        media_features_MD=torch.cat([features for _, _, features in media]) if media else None,
+        cache=cache,
+    )

@@ -1,0 +1,352 @@
+"""The family as data: what a checkpoint's config.json says, checked.
+
+`ModelConfig` is what the rest of the package reads. config_file.py turns a file in the released
+spelling into it and back, presets.py holds the known models, json_fields.py the strict field
+checks. No torch here.
+"""
+
+# pyright: strict
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from suzuri.model import config_file, presets
+from suzuri.model.json_fields import Above, Between, check_fields
+from suzuri.model.vision_plan import Scale, fold_scales, fold_shapes
+
+WEIGHT_DTYPES = ("bfloat16", "float32")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """Attention of one layer or draft depth. Local ones have `rel_extent` == `window`, no floor."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    d_rel: int
+    rel_extent: Annotated[int, "distances that have a learned bias"]
+    window: Annotated[int | None, "keys in reach, the token itself included; None: all"]
+    log_scaling_n_floor: float | None
+    log_scaling_alpha: float
+
+    @property
+    def is_local(self) -> bool:
+        return self.window is not None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """The decoder. Field names are those of the released `text_config`.
+
+    Raises ValueError naming the field when a value is impossible. `intermediate_size` is the
+    width of one expert, `dense_intermediate_size` that of the dense MLPs.
+    """
+
+    model_max_length: int
+    torch_dtype: Annotated[str, "bfloat16 or float32: how the weights are stored"]
+    hidden_size: int
+    num_hidden_layers: Annotated[int, Between(1, 4096)]
+    vocab_size: Annotated[int, "rows of embed and unembed, padding included"]
+    unpadded_vocab_size: Annotated[int, "logits that are kept"]
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    swa_num_attention_heads: int
+    swa_num_key_value_heads: int
+    swa_head_dim: int
+    sliding_window_size: Annotated[int | None, "None only when nothing is local"]
+    local_layer_ids: tuple[int, ...]
+    d_rel: int
+    rel_extent: Annotated[int, "of the global layers"]
+    log_scaling_n_floor: Annotated[float | None, Above(0)]
+    log_scaling_alpha: Annotated[float, Between(0)]
+    rms_norm_eps: Annotated[float, Above(0)]
+    sconv_kernel_size: int
+    dense_mlp_idx: Annotated[int, Between(0), "number of leading dense layers"]
+    dense_intermediate_size: int
+    intermediate_size: Annotated[int, Between(0)]
+    n_routed_experts: Annotated[int, Between(0)]
+    num_experts_per_tok: Annotated[int, Between(0)]
+    n_shared_experts: Annotated[int, Between(0)]
+    route_scale: Annotated[float, Above(0)]
+    logits_mup_width_multiplier: Annotated[float | None, Above(0), "logits are divided by it"]
+
+    def __post_init__(self) -> None:
+        check_fields(self, "text_config")
+        object.__setattr__(self, "local_layer_ids", tuple(sorted(self.local_layer_ids)))
+        if self.torch_dtype not in WEIGHT_DTYPES:
+            raise ValueError(
+                f"text_config.torch_dtype = {self.torch_dtype!r}: must be one of "
+                f"{', '.join(WEIGHT_DTYPES)}"
+            )
+        if self.unpadded_vocab_size > self.vocab_size:
+            raise ValueError(
+                f"text_config.unpadded_vocab_size = {self.unpadded_vocab_size}: must not exceed "
+                f"vocab_size = {self.vocab_size}, the padded row count"
+            )
+        for kind in ("", "swa_"):
+            heads = getattr(self, f"{kind}num_attention_heads")
+            kv_heads = getattr(self, f"{kind}num_key_value_heads")
+            if heads % kv_heads:
+                raise ValueError(
+                    f"text_config.{kind}num_attention_heads = {heads}: must be a multiple of "
+                    f"{kind}num_key_value_heads = {kv_heads}"
+                )
+        if self.local_layer_ids and self.local_layer_ids[-1] >= self.num_hidden_layers:
+            raise ValueError(
+                f"text_config.local_layer_ids: {self.local_layer_ids[-1]} is not a layer; "
+                f"num_hidden_layers = {self.num_hidden_layers}"
+            )
+        if self.local_layer_ids and self.sliding_window_size is None:
+            raise ValueError(
+                "text_config.sliding_window_size is missing, but layer "
+                f"{self.local_layer_ids[0]} is local; give the window or local_layer_ids = []"
+            )
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        if self.dense_mlp_idx >= self.num_hidden_layers:
+            return
+        for name in ("intermediate_size", "n_routed_experts", "num_experts_per_tok"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"text_config.{name} = 0: must be at least 1, because layers from "
+                    f"dense_mlp_idx = {self.dense_mlp_idx} on hold experts"
+                )
+        if self.num_experts_per_tok > self.n_routed_experts:
+            raise ValueError(
+                f"text_config.num_experts_per_tok = {self.num_experts_per_tok}: must not exceed "
+                f"n_routed_experts = {self.n_routed_experts}"
+            )
+
+    def is_local(self, layer: int) -> bool:
+        """Whether the layer attends within the sliding window only."""
+        assert 0 <= layer < self.num_hidden_layers, f"no layer {layer}"
+        return layer in self.local_layer_ids
+
+    def is_dense(self, layer: int) -> bool:
+        """Whether the layer has one dense MLP instead of experts."""
+        assert 0 <= layer < self.num_hidden_layers, f"no layer {layer}"
+        return layer < self.dense_mlp_idx
+
+    def attention(self, layer: int) -> AttentionConfig:
+        """Attention of one layer."""
+        if self.is_local(layer):
+            return self.local_attention(self.sliding_window_size)
+        return self.global_attention()
+
+    def local_attention(self, window: int | None) -> AttentionConfig:
+        """Sliding attention: the bias covers the window exactly and nothing grows with length."""
+        assert window is not None
+        return AttentionConfig(
+            num_heads=self.swa_num_attention_heads,
+            num_kv_heads=self.swa_num_key_value_heads,
+            head_dim=self.swa_head_dim,
+            d_rel=self.d_rel,
+            rel_extent=window,
+            window=window,
+            log_scaling_n_floor=None,
+            log_scaling_alpha=self.log_scaling_alpha,
+        )
+
+    def global_attention(self) -> AttentionConfig:
+        """Attention over everything before; scores grow with the log of the position."""
+        return AttentionConfig(
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            d_rel=self.d_rel,
+            rel_extent=self.rel_extent,
+            window=None,
+            log_scaling_n_floor=self.log_scaling_n_floor,
+            log_scaling_alpha=self.log_scaling_alpha,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AudioConfig:
+    """The audio front end: mel bands, each cut into bins, one embedding row per (band, bin)."""
+
+    decoder_dmodel: int
+    n_mel_bins: Annotated[int, "mel bands"]
+    mel_vocab_size: Annotated[int, Between(2), "bins per band"]
+    dmel_min_value: float
+    dmel_max_value: float
+
+    def __post_init__(self) -> None:
+        check_fields(self, "audio_config")
+        if self.dmel_min_value >= self.dmel_max_value:
+            raise ValueError(
+                f"audio_config.dmel_min_value = {self.dmel_min_value}: must be below "
+                f"dmel_max_value = {self.dmel_max_value}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """The image front end: a small MLP that folds a patch into one vector."""
+
+    decoder_dmodel: int
+    patch_size: Annotated[int, Between(1, 1024)]
+    temporal_patch_size: Annotated[int, Between(1, 16)]
+    n_channels: Annotated[int, Between(1, 64)]
+    n_layers: Annotated[int, Between(1, 256)]
+
+    def __post_init__(self) -> None:
+        check_fields(self, "vision_config")
+
+    def scales(self) -> tuple[Scale, ...]:
+        """The `n_layers` + 1 scales (frames, side, channels), from one pixel to the patch."""
+        return fold_scales(
+            self.patch_size, self.temporal_patch_size, self.n_channels, self.n_layers
+        )
+
+    def linear_shapes(self) -> tuple[tuple[int, int], ...]:
+        """The [out, in] shape of each layer's weight."""
+        return fold_shapes(self.scales(), self.decoder_dmodel)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MtpConfig:
+    """The chained draft depths (multi-token prediction). The default has none."""
+
+    num_nextn_predict_layers: Annotated[int, Between(0, 256)] = 0
+    chain_hidden_post_norm: bool = False
+    local_layer_ids: Annotated[tuple[int, ...], "depths that attend within a window"] = ()
+    local_extent: Annotated[int | None, "their window; None: sliding_window_size"] = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, "mtp_config")
+        object.__setattr__(self, "local_layer_ids", tuple(sorted(self.local_layer_ids)))
+        if self.local_layer_ids and self.local_layer_ids[-1] >= self.num_nextn_predict_layers:
+            raise ValueError(
+                f"mtp_config.local_layer_ids: {self.local_layer_ids[-1]} is not a depth; "
+                f"num_nextn_predict_layers = {self.num_nextn_predict_layers}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A whole model. Two configs are equal when they describe the same model.
+
+    `kept_vocabulary` lists the tokenizer ids of the rows of a model with a cut vocabulary, in row
+    order; every id elsewhere, here too, is a tokenizer id. Raises ValueError naming the field.
+    """
+
+    text: TextConfig
+    audio: Annotated[AudioConfig | None, "None: no audio tower"] = None
+    vision: Annotated[VisionConfig | None, "None: no vision tower"] = None
+    mtp: MtpConfig = MtpConfig()
+    eos_token_id: Annotated[int | None, Between(0)] = None
+    image_token_id: Annotated[int, Between(0)] = 200054
+    audio_token_id: Annotated[int, Between(0)] = 200053
+    image_bos_token_id: Annotated[int, Between(0)] = 200005
+    audio_bos_token_id: Annotated[int, Between(0)] = 200020
+    kept_vocabulary: tuple[int, ...] | None = None
+    unknown_keys: Annotated[tuple[str, ...], "names in the file that were ignored"] = (
+        dataclasses.field(default=(), compare=False)
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self, "")
+        for name, tower in (("audio_config", self.audio), ("vision_config", self.vision)):
+            if tower is not None and tower.decoder_dmodel != self.text.hidden_size:
+                raise ValueError(
+                    f"{name}.decoder_dmodel = {tower.decoder_dmodel}: must equal "
+                    f"text_config.hidden_size = {self.text.hidden_size}"
+                )
+        if self.mtp.local_layer_ids and self._depth_window is None:
+            raise ValueError(
+                "mtp_config.local_extent and text_config.sliding_window_size are both missing, but "
+                f"depth {self.mtp.local_layer_ids[0]} is local; give a window"
+            )
+        self._check_vocabulary()
+
+    def _check_vocabulary(self) -> None:
+        kept = self.kept_vocabulary
+        rows = self.text.unpadded_vocab_size
+        if kept is not None and len(kept) != rows:
+            raise ValueError(
+                f"kept_vocabulary has {len(kept)} ids: must have one per kept row, "
+                f"text_config.unpadded_vocab_size = {rows}"
+            )
+        if kept is not None and list(kept) != sorted(kept):
+            raise ValueError("kept_vocabulary: the ids must be in ascending order")
+        used: dict[str, int | None] = {"eos_token_id": self.eos_token_id}
+        if self.vision is not None:
+            used["image_token_id"] = self.image_token_id
+            used["image_bos_token_id"] = self.image_bos_token_id
+        if self.audio is not None:
+            used["audio_token_id"] = self.audio_token_id
+            used["audio_bos_token_id"] = self.audio_bos_token_id
+        allowed = range(rows) if kept is None else frozenset(kept)
+        where = f"below unpadded_vocab_size = {rows}" if kept is None else "in kept_vocabulary"
+        for name, token in used.items():
+            if token is not None and token not in allowed:
+                raise ValueError(f"{name} = {token}: must be {where}")
+        if self.vision and self.audio and self.image_token_id == self.audio_token_id:
+            raise ValueError(
+                f"image_token_id = {self.image_token_id}: must differ from audio_token_id"
+            )
+
+    @property
+    def _depth_window(self) -> int | None:
+        return self.mtp.local_extent or self.text.sliding_window_size
+
+    @property
+    def mtp_depths(self) -> int:
+        """Number of draft depths."""
+        return self.mtp.num_nextn_predict_layers
+
+    def depth_attention(self, depth: int) -> AttentionConfig:
+        """Attention of one draft depth; global depths scale with length like global layers."""
+        assert 0 <= depth < self.mtp_depths, f"no draft depth {depth}"
+        if depth in self.mtp.local_layer_ids:
+            return self.text.local_attention(self._depth_window)
+        return self.text.global_attention()
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "ModelConfig":
+        """Read a config in the released spelling. ValueError names the dotted field and the fix."""
+        fields = config_file.read(document)
+        audio, vision = fields.audio, fields.vision
+        return cls(
+            text=TextConfig(**fields.text),
+            audio=None if audio is None else AudioConfig(**audio),
+            vision=None if vision is None else VisionConfig(**vision),
+            mtp=MtpConfig(**fields.mtp),
+            unknown_keys=fields.unknown_keys,
+            **fields.top,
+        )
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "ModelConfig":
+        """Read a config.json, or the one in a model folder. ValueError names the file and field."""
+        file = config_file.locate(path)
+        document = config_file.parse(file)
+        try:
+            return cls.from_dict(document)
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """The released spelling, with the fixed recipe flags; `from_dict` gives it back."""
+        return config_file.write(dataclasses.asdict(self))
+
+
+PRESETS: dict[str, ModelConfig] = {
+    name: ModelConfig.from_dict(document) for name, document in presets.DOCUMENTS.items()
+}
+
+
+def preset(name: str) -> ModelConfig:
+    """The preset of that name; ValueError suggests the nearest one."""
+    if name in PRESETS:
+        return PRESETS[name]
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), PRESETS, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"no preset {name!r}; there are {', '.join(PRESETS)}{hint}")

@@ -1,0 +1,116 @@
+"""The text decoder: `Decoder.forward` goes from token rows to final hidden rows."""
+
+import torch
+from torch import Tensor, nn
+
+from suzuri.kernels.embedding import embedding
+from suzuri.kernels.exact import at_least_fp32
+from suzuri.kernels.matmul import matmul
+from suzuri.model.attention import Attention
+from suzuri.model.batch import Batch
+from suzuri.model.config import AttentionConfig, TextConfig
+from suzuri.model.linear import RMSNorm
+from suzuri.model.moe import DenseMLP, MoE
+from suzuri.model.short_conv import ShortConv
+
+
+class Layer(nn.Module):
+    """One block: attention, then an MLP, each with a norm before, a short conv after, and a
+    residual.
+
+    `layer` is its index in the cache. Draft depths use the same block with a dense MLP.
+    """
+
+    def __init__(
+        self,
+        text: TextConfig,
+        attention: AttentionConfig,
+        *,
+        dense: bool,
+        layer: int,
+        position_offset: int = 0,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        hidden, taps, eps = text.hidden_size, text.sconv_kernel_size, text.rms_norm_eps
+        self.attn_norm = RMSNorm(hidden, eps, dtype)
+        self.attn = Attention(
+            attention,
+            hidden_size=hidden,
+            taps=taps,
+            eps=eps,
+            layer=layer,
+            position_offset=position_offset,
+            dtype=dtype,
+        )
+        self.attn_conv = ShortConv(hidden, taps, layer=layer, stream="attn", dtype=dtype)
+        self.mlp_norm = RMSNorm(hidden, eps, dtype)
+        self.mlp = (
+            DenseMLP(hidden, text.dense_intermediate_size, dtype) if dense else MoE(text, dtype)
+        )
+        self.mlp_conv = ShortConv(hidden, taps, layer=layer, stream="mlp", dtype=dtype)
+
+    def forward(self, h_ND: Tensor, batch: Batch) -> Tensor:
+        # A short conv already contains its own residual; the block's is added on top.
+        h_ND = h_ND + self.attn_conv(self.attn(self.attn_norm(h_ND), batch), batch)
+        return h_ND + self.mlp_conv(self.mlp(self.mlp_norm(h_ND)), batch)
+
+
+class Embedding(nn.Module):
+    """A table with one row per model row, padding included: embedding or unembedding."""
+
+    def __init__(self, text: TextConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(text.vocab_size, text.hidden_size, dtype=dtype))
+
+
+class Decoder(nn.Module):
+    """Packed tokens to hidden rows after the final norm; `logits` maps those to the vocabulary."""
+
+    def __init__(self, text: TextConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.text = text
+        self.embed = Embedding(text, dtype)
+        self.embed_norm = RMSNorm(text.hidden_size, text.rms_norm_eps, dtype)
+        self.layers = nn.ModuleList(
+            Layer(text, text.attention(i), dense=text.is_dense(i), layer=i, dtype=dtype)
+            for i in range(text.num_hidden_layers)
+        )
+        self.norm = RMSNorm(text.hidden_size, text.rms_norm_eps, dtype)
+        self.unembed = Embedding(text, dtype)
+
+    @property
+    def blocks(self) -> list[Layer]:
+        """The layers with their type, which nn.ModuleList forgets."""
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
+
+    def embedded(self, batch: Batch) -> Tensor:
+        """What enters the first layer, [N, D]; draft depths read it too.
+
+        Media features replace rows after the norm and are not normed themselves.
+        """
+        h_ND = self.embed_norm(embedding(batch.token_ids_N, self.embed.weight))
+        if batch.media_rows_M is not None and batch.media_features_MD is not None:
+            features_MD = batch.media_features_MD.to(h_ND.dtype)
+            h_ND = h_ND.index_copy(0, batch.media_rows_M, features_MD)
+        return h_ND
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Hidden rows after the final norm [N, D]; not divided by the muP multiplier."""
+        h_ND = self.embedded(batch)
+        for layer in self.blocks:
+            h_ND = layer(h_ND, batch)
+        return self.norm(h_ND)
+
+    @property
+    def logit_scale(self) -> float:
+        """1 / muP multiplier: multiplies the fp32 accumulator of the head, once."""
+        return 1.0 / (self.text.logits_mup_width_multiplier or 1.0)
+
+    def logits(self, h_ND: Tensor) -> Tensor:
+        """Logits [N, real vocabulary] in fp32 (at least) of final-norm (or draft) hidden rows.
+
+        Padding rows of the unembedding are left out here, once, for everybody.
+        """
+        real_VD = self.unembed.weight[: self.text.unpadded_vocab_size]
+        return matmul(h_ND, real_VD, scale=self.logit_scale, out_dtype=at_least_fp32(h_ND.dtype))

@@ -1,0 +1,80 @@
+"""The two kinds of MLP: dense, and a mixture of routed and shared experts."""
+
+import torch
+from torch import Tensor, nn
+
+from suzuri.kernels.exact import at_least_fp32
+from suzuri.kernels.grouped_gemm import grouped_gemm
+from suzuri.kernels.moe_combine import moe_combine
+from suzuri.kernels.moe_permute import moe_permute
+from suzuri.kernels.router import router
+from suzuri.kernels.swiglu import swiglu
+from suzuri.model.config import TextConfig
+from suzuri.model.linear import Linear
+
+
+class DenseMLP(nn.Module):
+    """SwiGLU MLP [N, D] -> [N, D]; gate and up rows interleaved, one learned output scale."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.gate_up = Linear(hidden_size, 2 * intermediate_size, dtype)
+        self.down = Linear(intermediate_size, hidden_size, dtype)
+        self.global_scale = nn.Parameter(torch.empty(1, dtype=dtype))
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        wide = at_least_fp32(x_ND.dtype)
+        hidden_NF = swiglu(self.gate_up(x_ND, out_dtype=wide), out_dtype=x_ND.dtype)
+        # The scale multiplies the unrounded accumulator (docs/exactness.md, rounding points).
+        y_ND = self.down(hidden_NF, out_dtype=wide) * self.global_scale.to(wide)
+        return y_ND.to(x_ND.dtype)
+
+
+class Router(nn.Module):
+    """Chooses and weighs experts; weight rows R..R+S-1 belong to the shared experts."""
+
+    def __init__(self, config: TextConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        routed, wide = config.n_routed_experts, at_least_fp32(dtype)
+        self.num_experts_per_token = config.num_experts_per_tok
+        self.route_scale = config.route_scale
+        rows = routed + config.n_shared_experts
+        self.weight = nn.Parameter(torch.empty(rows, config.hidden_size, dtype=dtype))
+        # The bias only chooses: no gradient reaches it, a balancing rule moves it.
+        self.bias = nn.Parameter(torch.empty(routed, dtype=wide), requires_grad=False)
+        self.global_scale = nn.Parameter(torch.empty(1, dtype=wide))
+
+    def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(chosen ids [N, K] ascending, weights [N, K+S], raw logits [N, R+S])."""
+        return router(
+            x_ND,
+            self.weight,
+            self.bias,
+            self.global_scale,
+            num_experts_per_token=self.num_experts_per_token,
+            route_scale=self.route_scale,
+        )
+
+
+class MoE(nn.Module):
+    """Mixture of experts [N, D] -> [N, D]; shared experts are stacked behind the routed ones."""
+
+    def __init__(self, config: TextConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.num_routed = config.n_routed_experts
+        self.num_experts = config.n_routed_experts + config.n_shared_experts
+        hidden, width = config.hidden_size, config.intermediate_size
+        self.router = Router(config, dtype)
+        self.gate_up = nn.Parameter(torch.empty(self.num_experts, 2 * width, hidden, dtype=dtype))
+        self.down = nn.Parameter(torch.empty(self.num_experts, hidden, width, dtype=dtype))
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        dtype, wide = x_ND.dtype, at_least_fp32(x_ND.dtype)
+        experts_NK, weights_NJ, _ = self.router(x_ND)
+        shared_S = torch.arange(self.num_routed, self.num_experts, device=x_ND.device)
+        experts_NJ = torch.cat([experts_NK, shared_S.expand(x_ND.shape[0], -1)], 1)
+        rows_MD, order = moe_permute(x_ND, experts_NJ, num_experts=self.num_experts)
+        gate_up_MF2 = grouped_gemm(rows_MD, self.gate_up, order.offsets_E1, out_dtype=wide)
+        hidden_MF = swiglu(gate_up_MF2, out_dtype=dtype)
+        y_MD = grouped_gemm(hidden_MF, self.down, order.offsets_E1, out_dtype=dtype)
+        return moe_combine(y_MD, order, weights_NJ, out_dtype=dtype)
