@@ -1,0 +1,111 @@
+"""Which o200k ids a checkpoint has rows for, and how ids become rows.
+
+A small checkpoint may keep a list of ids: all single-byte tokens, all special ids, and some others;
+row = place in the list. Ids stay ordinary o200k ids everywhere. Text tokens outside the list are
+replaced by their byte tokens before the model sees them, which spells the same bytes. A full
+checkpoint has a `FullVocabulary` with the same methods, so no caller asks which one it has.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from suzuri.processing.tokenizer import FIRST_SPECIAL, NUM_IDS, check_ids, listed
+
+NUM_BYTE_TOKENS = 256
+
+
+class KeptVocabulary:
+    """`ids` ascending, with 0..255 (the single-byte tokens) and every special id among them."""
+
+    def __init__(self, ids: Sequence[int], token_bytes: Callable[[int], bytes]) -> None:
+        check_ids(ids)
+        disordered = [later for earlier, later in pairwise(ids) if later <= earlier]
+        if disordered:
+            raise ValueError(
+                f"kept ids must ascend, each once; out of place or repeated: {listed(disordered)}"
+            )
+        needed = (*range(NUM_BYTE_TOKENS), *range(FIRST_SPECIAL, NUM_IDS))
+        missing = sorted(set(needed) - set(ids))
+        if missing:
+            raise ValueError(
+                "kept ids must include every single-byte token (0..255) and every special id "
+                f"({FIRST_SPECIAL}..{NUM_IDS - 1}); missing: {listed(missing)}"
+            )
+        byte_ids = {token_bytes(id): id for id in range(NUM_BYTE_TOKENS)}
+        if sorted(byte_ids) != [bytes([byte]) for byte in range(256)]:
+            raise ValueError("this tokenizer's ids 0..255 are not the 256 single-byte tokens")
+        self.ids = tuple(ids)
+        self._row_of = {id: row for row, id in enumerate(ids)}
+        self._byte_ids = [byte_ids[bytes([byte])] for byte in range(256)]
+        self._token_bytes = token_bytes
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.ids)
+
+    def expand(self, ids: Sequence[int]) -> list[int]:
+        """Kept ids spelling the same bytes: each id that is not kept becomes its byte tokens."""
+        check_ids(ids)
+        expanded: list[int] = []
+        for id in ids:
+            if id in self._row_of:
+                expanded.append(id)
+            else:
+                expanded.extend(self._byte_ids[byte] for byte in self._token_bytes(id))
+        return expanded
+
+    def to_rows(self, ids: Sequence[int]) -> list[int]:
+        """The row of each id, all of which must be kept (see `expand`)."""
+        unknown = sorted({id for id in ids if id not in self._row_of})
+        if unknown:
+            raise ValueError(
+                f"ids without a row in this checkpoint's {self.num_rows}-token vocabulary, "
+                f"expand them first: {listed(unknown)}"
+            )
+        return [self._row_of[id] for id in ids]
+
+    def to_ids(self, rows: Sequence[int]) -> list[int]:
+        _check_rows(rows, self.num_rows)
+        return [self.ids[row] for row in rows]
+
+
+class FullVocabulary:
+    """Every id has a row, and the row is the id."""
+
+    num_rows = NUM_IDS
+
+    def expand(self, ids: Sequence[int]) -> list[int]:
+        check_ids(ids)
+        return list(ids)
+
+    def to_rows(self, ids: Sequence[int]) -> list[int]:
+        check_ids(ids)
+        return list(ids)
+
+    def to_ids(self, rows: Sequence[int]) -> list[int]:
+        _check_rows(rows, self.num_rows)
+        return list(rows)
+
+
+Vocabulary = KeptVocabulary | FullVocabulary
+
+
+def vocabulary_of(
+    kept_ids: Sequence[int] | None, token_bytes: Callable[[int], bytes]
+) -> Vocabulary:
+    """For a checkpoint that carries this list of kept ids, or none."""
+    return FullVocabulary() if kept_ids is None else KeptVocabulary(kept_ids, token_bytes)
+
+
+def tiny_kept_ids() -> list[int]:
+    """1000 ids for test models: the 940 lowest, which start with the bytes, and the special ids."""
+    return [*range(940), *range(FIRST_SPECIAL, NUM_IDS)]
+
+
+def _check_rows(rows: Sequence[int], num_rows: int) -> None:
+    wrong = sorted({row for row in rows if not 0 <= row < num_rows})
+    if wrong:
+        raise ValueError(
+            f"rows outside 0..{num_rows - 1}, so padding was sampled or the row counts of model "
+            f"and vocabulary differ: {listed(wrong)}"
+        )
