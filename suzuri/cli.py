@@ -1,0 +1,54 @@
+"""The command `suzuri`. Each subcommand parses one config and calls one function."""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from suzuri import __version__
+
+Run = Callable[[Sequence[str]], int]
+
+
+def trace(args: Sequence[str]) -> int:
+    """prove a checkpoint's numbers layer by layer against a golden folder"""
+    from suzuri.config import parse
+    from suzuri.tools.trace_config import TraceConfig
+
+    config = parse(TraceConfig, prog="suzuri trace", args=args).resolve()
+    from suzuri.tools.trace import run_trace
+
+    return run_trace(config)
+
+
+COMMANDS: dict[str, Run] = {"trace": trace}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point. Exit code 2 for a wrong command line or input, else the subcommand's own."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage())
+        sys.exit(0 if words else 2)
+    if words[0] == "--version":
+        print(f"suzuri {__version__}")
+        sys.exit(0)
+    run = COMMANDS.get(words[0])
+    if run is None:
+        print(f"suzuri: no command {words[0]!r}\n\n{_usage()}", file=sys.stderr)
+        sys.exit(2)
+    try:
+        sys.exit(run(words[1:]))
+    except (ValueError, OSError) as error:
+        # What a user can cause arrives as one of these, with the fix in its text.
+        print(f"suzuri {words[0]}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10} {run.__doc__}" for name, run in COMMANDS.items()]
+    return "\n".join(
+        ["usage: suzuri COMMAND [options]      (suzuri COMMAND --help)", "", "commands:", *lines]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""A model without expected numbers (a checkpoint, or a shape with random weights) against itself.
+
+What can be proven without expected numbers: everything is finite, and a token's hidden row has the
+same bits alone, in a batch, in chunks and decoded one by one through the cache.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from suzuri.model.batch import pack
+from suzuri.model.cache import SequenceCache, decoder_attentions
+from suzuri.model.config import PRESETS, ModelConfig, preset
+from suzuri.model.inkling import Inkling, randomize
+from suzuri.model.tensor_table import table
+from suzuri.tools.golden import draft_chain
+from suzuri.tools.trace import Row
+from suzuri.tools.trace_config import TraceConfig
+
+MEMINFO = Path("/proc/meminfo")
+BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
+HEADROOM = 1.3
+"""Room for activations and for the fp64 pieces of weights beside the weights themselves."""
+
+
+def trace_shape(config: TraceConfig, console: Console) -> list[Row]:
+    """Self-checks of the shape that `config` names. Raises ValueError when it cannot fit."""
+    assert config.config is not None
+    shape = read_shape(config.config)
+    refuse_too_big(shape, config.dtype)
+    model = Inkling(shape, dtype=getattr(torch, config.dtype))
+    with console.status("drawing weights"):
+        randomize(model, config.seed)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    console.print(f"{num_parameters:,} random parameters as {config.dtype}, seed {config.seed}")
+    return self_checks(model, config, console)
+
+
+def self_checks(model: Inkling, config: TraceConfig, console: Console) -> list[Row]:
+    """What a model must hold against itself, whatever its weights."""
+    generator = torch.Generator().manual_seed(config.seed + 1)
+    vocabulary = model.config.text.unpadded_vocab_size
+    ids = draw_ids(vocabulary, config.num_tokens, generator)
+    other = draw_ids(vocabulary, config.num_tokens // 2 + 1, generator)
+    with torch.no_grad(), console.status("running"):
+        rows = _decoder_rows(model, ids, other)
+        rows += _tower_rows(model, generator)
+        rows += _draft_rows(model, ids)
+    return rows
+
+
+def draw_ids(vocabulary: int, count: int, generator: torch.Generator) -> list[int]:
+    """Random model rows."""
+    return [int(i) for i in torch.randint(vocabulary, (count,), generator=generator)]
+
+
+def read_shape(name: str) -> ModelConfig:
+    """A preset's name, a config.json, or a folder that holds one."""
+    path = Path(name)
+    if path.exists():
+        return ModelConfig.from_file(path)
+    if name in PRESETS or (path.suffix == "" and os.sep not in name):
+        return preset(name)
+    raise ValueError(f"--config {name}: no such file")
+
+
+def refuse_too_big(shape: ModelConfig, dtype: str) -> None:
+    """Raises ValueError with both figures when the weights cannot fit into free memory."""
+    needed = sum(entry.num_values for entry in table(shape)) * BYTES[dtype] * HEADROOM
+    free = _available_bytes()
+    if free is not None and needed > free:
+        raise ValueError(
+            f"this shape needs about {needed / 1e9:.1f} GB as {dtype}, {free / 1e9:.1f} GB are "
+            "free; give a smaller config or another --dtype"
+        )
+
+
+def _available_bytes() -> int | None:
+    """Memory that can be had without swapping; None where the system does not tell (macOS)."""
+    if not MEMINFO.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
+    return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+def _decoder_rows(model: Inkling, ids: list[int], other: list[int]) -> list[Row]:
+    decoder = model.decoder
+    full_ND = decoder(pack([ids]))
+    logits_NV = decoder.logits(full_ND)
+    batched_ND = decoder(pack([other, ids, other]))[len(other) : len(other) + len(ids)]
+    third = max(len(ids) // 3, 1)
+    return [
+        finite("decoder.hidden", full_ND),
+        finite("decoder.logits", logits_NV),
+        same("decoder: in a batch = alone", batched_ND, full_ND),
+        same("decoder: in chunks = whole", _in_chunks(model, ids, third), full_ND),
+        same("decoder: one by one = whole", _in_chunks(model, ids, 1), full_ND),
+        same("decoder: other thread count", _other_threads(model, ids), full_ND),
+    ]
+
+
+def _in_chunks(model: Inkling, ids: list[int], chunk: int) -> Tensor:
+    cache = SequenceCache(
+        model.config,
+        decoder_attentions(model.config),
+        num_sequences=1,
+        max_tokens=len(ids),
+        dtype=model.decoder.norm.weight.dtype,
+    )
+    parts: list[Tensor] = []
+    for first in range(0, len(ids), chunk):
+        piece = ids[first : first + chunk]
+        view = cache.view([0], [first], [len(piece)])
+        parts.append(model.decoder(pack([piece], first_positions=[first], cache=view)))
+    return torch.cat(parts)
+
+
+def _other_threads(model: Inkling, ids: list[int]) -> Tensor:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if threads > 1 else 2)
+    try:
+        return model.decoder(pack([ids]))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _tower_rows(model: Inkling, generator: torch.Generator) -> list[Row]:
+    rows: list[Row] = []
+    vision, audio = model.config.vision, model.config.audio
+    if model.vision is not None and vision is not None:
+        side = vision.patch_size
+        shape = (5, vision.temporal_patch_size, side, side, vision.n_channels)
+        patches = torch.randn(shape, generator=generator)
+        features_MD = model.vision(patches)
+        rows.append(finite("vision.features", features_MD))
+        rows.append(same("vision: a patch alone", model.vision(patches[2:3]), features_MD[2:3]))
+    if model.audio is not None and audio is not None:
+        levels = torch.randint(audio.mel_vocab_size, (7, audio.n_mel_bins), generator=generator)
+        features_MD = model.audio(levels)
+        rows.append(finite("audio.features", features_MD))
+        rows.append(same("audio: a frame alone", model.audio(levels[3:4]), features_MD[3:4]))
+    return rows
+
+
+def _draft_rows(model: Inkling, ids: list[int]) -> list[Row]:
+    if model.draft is None:
+        return []
+    hidden_ND = model.decoder(pack([ids]))[:-1]
+    chain = draft_chain(model, hidden_ND, ids[1:], len(model.draft.depths))
+    return [finite(f"mtp.depth.{d}.logits", logits_1V) for d, (_, logits_1V) in enumerate(chain)]
+
+
+def finite(name: str, x: Tensor) -> Row:
+    """A row that fails when a value is not finite; its gap is the number of such values."""
+    bad = int((~torch.isfinite(x)).sum())
+    problem = f"{bad} of {x.numel()} values are not finite" if bad else ""
+    return Row(name=f"{name} finite", difference=float(bad), limit="equal", problem=problem)
+
+
+def same(name: str, ours: Tensor, expected: Tensor) -> Row:
+    """A row that fails unless every row has the same bits; its gap is the number that do not."""
+    unequal = (
+        int((ours != expected).flatten(1).any(1).sum()) if len(ours) == len(expected) else len(ours)
+    )
+    problem = f"{unequal} of {len(expected)} rows have other bits" if unequal else ""
+    return Row(name=name, difference=float(unequal), limit="equal", problem=problem)

@@ -1,0 +1,151 @@
+"""The command line: exit codes, the last line, and errors that name the fix."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from suzuri.cli import main
+from suzuri.tools.trace import EXACT, LAYERS, LOGITS, TOWERS, Tolerance, compare, tolerance
+from tests.model.models import GOLDEN
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str], str]:
+    """(exit code, lines of stdout, stderr) of the command."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    out, err = capsys.readouterr()
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code, out.strip().splitlines(), err
+
+
+def altered(tmp_path: Path, **changes: torch.Tensor) -> Path:
+    """A copy of the golden case `base` whose expected values were changed."""
+    folder = tmp_path / "case"
+    shutil.copytree(GOLDEN / "base", folder)
+    values = load_file(folder / "expected.safetensors")
+    for name, value in changes.items():
+        key = name.replace("__", ".")
+        assert key in values
+        values[key] = value
+    save_file(values, folder / "expected.safetensors")
+    return folder
+
+
+def test_a_golden_case_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, _ = run(capsys, "trace", str(GOLDEN / "base"), "--layout", "released")
+    assert code == 0
+    assert lines[-1].startswith("OK: all 73 items")
+    shown = "\n".join(lines)
+    for item in ("text.layer.7.router.topk_ids", "vision.features", "audio.features", "mm.logits"):
+        assert item in shown
+    for item in ("text.greedy_ids", "mm.greedy_ids", "mtp.normed.drafts", "text.logits"):
+        assert item in shown
+    assert "FAILED" not in shown
+
+
+def test_media_preprocessing_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, _ = run(capsys, "trace", str(GOLDEN / "media"))
+    assert code == 0
+    assert "audio.2.bins" in "\n".join(lines)
+
+
+def test_a_wrong_value_fails_and_the_last_line_names_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    values = load_file(GOLDEN / "base" / "expected.safetensors")
+    wrong = values["text.layer.5.mlp"].clone()
+    wrong[0, 3, 7] += 0.01
+    ids = values["mm.greedy_ids"].clone()
+    ids[-1] += 1
+    folder = altered(tmp_path, text__layer__5__mlp=wrong, mm__greedy_ids=ids)
+    code, lines, _ = run(capsys, "trace", str(folder))
+    assert code == 1
+    assert lines[-1].startswith("FAILED 2 of 73 items, first text.layer.5.mlp: differs by 0.01")
+    assert "[0, 3, 7]" in lines[-1]
+
+
+def test_nan_is_never_within_tolerance() -> None:
+    expected = torch.tensor([1.0, float("nan")])
+    assert not compare("x", torch.tensor([1.0, 2.0]), expected, LAYERS).ok
+    assert not compare("x", expected, torch.tensor([1.0, 2.0]), LAYERS).ok
+    assert not compare("x", torch.zeros(3), torch.zeros(4), LAYERS).ok
+    assert not compare("x", torch.zeros(2, 3), torch.zeros(3, 2), LAYERS).ok
+    assert compare("x", torch.zeros(2, 3), torch.zeros(1, 2, 3), EXACT).ok
+
+
+def test_tolerances_are_those_of_the_golden_readme() -> None:
+    assert tolerance("text.logits") == tolerance("mm.greedy_logits") == LOGITS
+    assert Tolerance(atol=1e-4) == LOGITS
+    assert tolerance("text.layer.0.out") == tolerance("text.final_norm") == LAYERS
+    assert Tolerance(atol=1e-3, rtol=1e-5) == LAYERS
+    assert tolerance("vision.features") == tolerance("audio.features") == TOWERS
+    assert Tolerance(atol=1e-5) == TOWERS
+    assert tolerance("mtp.normed.depth.0.hidden") == Tolerance(atol=1e-4)
+    for name in ("text.greedy_ids", "text.layer.2.router.topk_ids", "mtp.normed.drafts"):
+        assert tolerance(name) == EXACT
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trace"], "give a golden folder, or --random-weights --config FILE"),
+        (["trace", "no/such/folder"], "no/such/folder is not a folder"),
+        (["trace", str(GOLDEN)], "expected.safetensors is missing"),
+        (["trace", "--random-weights"], "--random-weights needs --config FILE"),
+        (["trace", "--random-weights", "--config", "tinny"], "did you mean 'tiny'"),
+        (["trace", "--random-weights", "--config", "no/config.json"], "no such file"),
+        (["trace", "--random-weights", "--config", "tiny", "x"], "takes its shape from --config"),
+        (["trace", "x", "--config", "tiny"], "--config goes with --random-weights"),
+        (["trace", "--random-weights", "--config", "tiny", "--num-tokens", "1"], "at least 2"),
+        (["trace", "--random-weights", "--config", "inkling"], "GB are free; give a smaller"),
+        (["trace", "--layout", "transformers", "x"], "transformers"),
+        (["trace", "--dtypo", "float32", "x"], "--dtypo"),
+        (["trase"], "no command 'trase'"),
+        ([], ""),
+    ],
+)
+def test_wrong_input_is_refused_with_the_fix(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert message in err.replace("\n", " ")
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, _ = run(capsys, "--help")
+    assert code == 0
+    assert any(line.strip().startswith("trace ") for line in lines)
+    code, lines, _ = run(capsys, "trace", "--help")
+    assert code == 0
+    assert any("--random-weights" in line for line in lines)
+    code, lines, _ = run(capsys, "--version")
+    assert (code, len(lines)) == (0, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("config", ["tiny", str(GOLDEN / "odd" / "original" / "config.json")])
+def test_a_shape_with_random_weights_proves_itself(
+    capsys: pytest.CaptureFixture[str], config: str, dtype: str
+) -> None:
+    words = ("--random-weights", "--config", config, "--dtype", dtype, "--num-tokens", "21")
+    code, lines, _ = run(capsys, "trace", *words)
+    assert code == 0
+    assert lines[-1].startswith("OK: all ")
+    assert "one by one = whole" in "\n".join(lines)
+
+
+def test_a_broken_checkpoint_is_an_input_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = altered(tmp_path)
+    shard = folder / "original" / "mtp.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    code, _, err = run(capsys, "trace", str(folder))
+    assert code == 2
+    assert "mtp.safetensors" in err
+    assert "100" in err
