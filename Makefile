@@ -28,8 +28,7 @@ INSTALLED := $(STAMP)
 SUZURI := $(VENV)/bin/suzuri
 endif
 
-# One thread per test process: the main run already keeps two cores busy.
-PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest
+PYTEST = $(PY) -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test check lint gpu sizes clean

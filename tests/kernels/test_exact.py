@@ -32,9 +32,9 @@ def tree(values: list[float]) -> float:
 
 def folded(values: list[float]) -> float:
     """Trees of 4096 values, added in order."""
-    total = tree(values[: exact.FOLD])
-    for start in range(exact.FOLD, len(values), exact.FOLD):
-        total += tree(values[start : start + exact.FOLD])
+    total = tree(values[:4096])
+    for start in range(4096, len(values), 4096):
+        total += tree(values[start : start + 4096])
     return total
 
 
