@@ -98,6 +98,17 @@ def test_force_resets_when_the_block_raises():
     assert not dispatch.use_reference(X)
 
 
+@pytest.mark.gpu
+def test_a_gpu_tensor_runs_the_reference_only_when_forced():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    x = torch.tensor([0.0, 100.0], device="cuda")
+    with pytest.raises(NotImplementedError, match="gelu: no kernel for device 'cuda:0'"):
+        gelu(x)
+    with dispatch.force("reference"):
+        assert_same_bits(gelu(x), x)
+
+
 def test_cpu_tensors_run_the_reference_forced_or_not():
     x = torch.tensor([1.0, -2.0])
     assert dispatch.use_reference(x)

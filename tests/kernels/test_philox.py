@@ -6,6 +6,7 @@ from torch import Tensor
 
 from suzuri.kernels.philox import cases, philox
 from tests.kernels.compare import Arguments, device_cases, generator
+from tests.kernels.plain_philox import philox_words
 
 # philox4x32-10 of Random123's kat_vectors: counter words, key words, answer.
 KNOWN_ANSWERS = [
@@ -35,17 +36,6 @@ def signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def plain(seed: int, counter: list[int]) -> list[int]:
-    """Philox4x32-10 in unbounded integers."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = seed % 2**32, seed // 2**32 % 2**32
-    for _ in range(10):
-        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
-        c0, c1, c2, c3 = b >> 32 ^ c1 ^ k0, b % 2**32, a >> 32 ^ c3 ^ k1, a % 2**32
-        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
-    return [c0, c1, c2, c3]
-
-
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS, ids=["0", "f", "pi"])
 def test_known_answers(device: str, counter: str, key: str, answer: str):
     low, high = words(key)
@@ -53,7 +43,7 @@ def test_known_answers(device: str, counter: str, key: str, answer: str):
     tensors = [torch.tensor(value, device=device) for value in (seed, *words(counter))]
     seed_tensor, c0, c1, c2, c3 = tensors
     assert [int(word) for word in philox(seed_tensor, c0, c1, c2, c3)] == words(answer)
-    assert plain(seed, words(counter)) == words(answer)
+    assert philox_words(seed, words(counter)) == words(answer)
 
 
 def sample(arguments: Arguments, out: tuple[Tensor, ...]) -> None:
@@ -63,7 +53,7 @@ def sample(arguments: Arguments, out: tuple[Tensor, ...]) -> None:
     count = flat[0].numel()
     for index in range(0, count, max(1, count // 500)):
         seed, *counter = (int(x[index]) for x in flat)
-        assert [int(word.reshape(-1)[index]) for word in out] == plain(seed, counter), index
+        assert [int(word.reshape(-1)[index]) for word in out] == philox_words(seed, counter), index
 
 
 @pytest.mark.parametrize(("device", "case"), device_cases(cases.SHAPES), indirect=["device"])

@@ -14,11 +14,11 @@ from tests.kernels.rows import EVERY_COUNT, LAYOUTS, TOTAL, RowOp, assert_rows_a
 KS = (1, 16, 45, 128, 129, 512, 1000, 6144)
 
 
-def cancelling(k: int, n: int) -> tuple[Tensor, Tensor]:
-    """fp64 x [TOTAL, k], w [n, k]; every second row of x cancels against paired columns of w to
+def cancelling(k: int, n: int, rows: int = TOTAL) -> tuple[Tensor, Tensor]:
+    """fp64 x [rows, k], w [n, k]; every second row of x cancels against paired columns of w to
     about the rounding of its partial sums, so that any change of order shows in all bits."""
     g = generator(k + n)
-    x = torch.randn(TOTAL, k, generator=g, dtype=torch.float64)
+    x = torch.randn(rows, k, generator=g, dtype=torch.float64)
     w = torch.randn(n, k, generator=g, dtype=torch.float64)
     half = k // 2
     w[:, half : 2 * half] = w[:, :half]
@@ -46,6 +46,20 @@ def test_accumulators_for_every_number_of_rows(device: str, k: int, n: int):
     )
 
 
+@pytest.mark.parametrize(("k", "n"), [(45, 211), (128, 48), (129, 64), (1000, 17)])
+def test_accumulators_of_many_rows(device: str, k: int, n: int):
+    """A prefill's worth: the library may choose another path far above 70 rows."""
+    x, w = (tensor.to(device) for tensor in cancelling(k, n, rows=1100))
+    with threads(1):
+        whole = torch.cat([exact.accumulators(x[i : i + 50], w) for i in range(0, 1100, 50)])
+    for num_threads in (1, 2):
+        with threads(num_threads):
+            for rows in (127, 128, 129, 200, 255, 256, 384, 512, 777, 1024, 1099, 1100):
+                what = f"{rows} rows, {num_threads} threads"
+                assert_same_bits(exact.accumulators(x[:rows], w), whole[:rows], what)
+                assert_same_bits(exact.accumulators(x[-rows:], w), whole[-rows:], what)
+
+
 @pytest.mark.parametrize(("k", "n"), [(64, 2048), (45, 2049), (129, 4100), (6144, 258)])
 def test_accumulators_of_wide_weights(device: str, k: int, n: int):
     x, w = (tensor.to(device) for tensor in cancelling(k, n))
@@ -70,14 +84,14 @@ def test_accumulators_of_low_precision_and_strided_inputs(
 def test_accumulators_in_batches(device: str, k: int, n: int):
     """Attention's shapes: one product per sequence and KV head."""
     g = generator(k)
-    x = torch.randn(9, 12, k, generator=g, dtype=torch.float64).to(device)
-    w = torch.randn(9, n, k, generator=g, dtype=torch.float64).to(device)
+    x = torch.randn(33, 200, k, generator=g, dtype=torch.float64).to(device)
+    w = torch.randn(33, n, k, generator=g, dtype=torch.float64).to(device)
     with threads(1):
-        whole = exact.accumulators(x, w)
+        whole = torch.stack([exact.accumulators(a, b) for a, b in zip(x, w, strict=True)])
     for num_threads in (1, 2):
         with threads(num_threads):
-            for batch in (1, 2, 3, 4, 8, 9):
-                for rows in (1, 2, 3, 4, 5, 8, 9, 12):
+            for batch in (1, 2, 3, 8, 33):
+                for rows in (1, 2, 3, 4, 5, 8, 9, 64, 65, 200):
                     part = exact.accumulators(x[-batch:, :rows], w[-batch:])
                     assert_same_bits(part, whole[-batch:, :rows], f"{batch} x {rows}")
 

@@ -15,7 +15,7 @@ from tests.kernels.compare import (
     each_dtype,
     generator,
 )
-from tests.kernels.test_philox import plain as plain_philox
+from tests.kernels.plain_philox import philox_words
 
 PER_ROW = ("logits_NV", "temperature_N", "seeds_N", "positions_N", "sample_index_N")
 DRAWS = 20_000
@@ -60,7 +60,7 @@ def test_the_formula_in_integers_and_fp64(device: str, case: str, purpose: int, 
         if temperature:
             score = [
                 logit / temperature
-                + plain_noise(plain_philox(seed, [position, v // 4, purpose, index])[v % 4])
+                + plain_noise(philox_words(seed, [position, v // 4, purpose, index])[v % 4])
                 for v, logit in enumerate(logits)
             ]
         best = max(range(len(logits)), key=lambda v, score=score: (score[v], -v))

@@ -36,7 +36,7 @@ def plain(
     logits_NV = h_ND @ unembed_VD.T * scale
     if temperature_N is not None:
         logits_NV = logits_NV / temperature_N[:, None]
-    return torch.log_softmax(logits_NV, -1)[torch.arange(len(h_ND)), targets_N]
+    return torch.log_softmax(logits_NV, -1).gather(1, targets_N[:, None])[:, 0]
 
 
 def through_the_logits(

@@ -182,9 +182,7 @@ def test_gradients_have_the_same_bits_on_every_run_on_gpu(dtype: torch.dtype) ->
         with dispatch.force("reference"):
             hidden_ND = model.decoder(pack(ids, device="cuda"))
             model.decoder.logits(hidden_ND).pow(2).sum().backward()
-        runs.append(
-            {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-        )
+        runs.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
     assert len(runs[0]) > 80
     for run in runs[1:]:
         assert all(torch.equal(grad, runs[0][name]) for name, grad in run.items())

@@ -82,7 +82,8 @@ PATCHES = {
 
 def trace(package_parent: Path) -> tuple[int, str]:
     """Exit code and last line of a trace of `base` by the package in that folder."""
-    environment = {**os.environ, "PYTHONPATH": str(package_parent)}
+    search = os.pathsep.join([str(package_parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": search}
     words = [sys.executable, "-m", "suzuri.cli", "trace", str(GOLDEN / "base")]
     done = subprocess.run(
         words,
@@ -94,6 +95,7 @@ def trace(package_parent: Path) -> tuple[int, str]:
         timeout=300,
     )
     assert done.returncode in (0, 1), done.stderr
+    assert done.stdout.strip(), done.stderr
     return done.returncode, done.stdout.strip().splitlines()[-1]
 
 
