@@ -6,33 +6,34 @@ references on a GPU (to check a kernel, or to check the references themselves th
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 import torch
 
 BACKENDS = ("reference",)
 
-_forced: ContextVar[str | None] = ContextVar("suzuri_forced_backend", default=None)
+_forced: list[str] = []
+"""Blocks entered and not left. For the whole process, not the thread: autograd runs the backward of
+GPU tensors, and with it the recomputation of checkpointed ops, on a thread of its own."""
 
 
 @contextmanager
 def force(backend: str) -> Generator[None]:
-    """Run every op inside the block with `backend` ("reference"), whatever the device.
+    """Run every op of the process inside the block with `backend` ("reference"), on any device.
 
     Raises ValueError for any other name: an unknown backend must never fall back silently.
     """
     if backend not in BACKENDS:
         raise ValueError(f"unknown kernel backend {backend!r}; choose one of {', '.join(BACKENDS)}")
-    token = _forced.set(backend)
+    _forced.append(backend)
     try:
         yield
     finally:
-        _forced.reset(token)
+        _forced.pop()
 
 
 def use_reference(tensor: torch.Tensor) -> bool:
     """True when `tensor`'s op must run its reference: on CPU always, elsewhere when forced."""
-    return tensor.device.type == "cpu" or _forced.get() == "reference"
+    return tensor.device.type == "cpu" or "reference" in _forced[-1:]
 
 
 def no_kernel(op: str, tensor: torch.Tensor) -> NotImplementedError:

@@ -1,7 +1,10 @@
 """Which implementation runs, and that nothing falls back silently."""
 
+import threading
+
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from suzuri.kernels import dispatch
 from suzuri.kernels.embedding import embedding
@@ -115,3 +118,48 @@ def test_cpu_tensors_run_the_reference_forced_or_not():
     with dispatch.force("reference"):
         forced = gelu(x)
     assert_same_bits(forced, gelu(x))
+
+
+def test_force_holds_on_every_thread():
+    """The backward of GPU tensors, and recomputation in it, runs on a thread of autograd's own."""
+    seen: list[bool] = []
+    with dispatch.force("reference"):
+        thread = threading.Thread(target=lambda: seen.append(dispatch.use_reference(X)))
+        thread.start()
+        thread.join()
+    assert seen == [True]
+    assert not dispatch.use_reference(X)
+
+
+@pytest.mark.gpu
+def test_force_reaches_recomputation_in_the_backward():
+    x = torch.randn(3, 4, device="cuda", requires_grad=True)
+    with dispatch.force("reference"):
+        checkpoint(gelu, x, use_reentrant=False).sum().backward()
+    assert x.grad is not None
+
+
+WIDE = torch.zeros(2, 4)
+NARROW = WIDE.to(torch.bfloat16)
+ROWS = torch.zeros(2, dtype=torch.int64)
+MIXED = {
+    "matmul": lambda: matmul(NARROW, WIDE),
+    "grouped_gemm": lambda: grouped_gemm(NARROW, WIDE[None], ROWS, out_dtype=WIDE.dtype),
+    "router": lambda: router(
+        NARROW, WIDE, WIDE[0, :2], WIDE[0, :1], num_experts_per_token=1, route_scale=1.0
+    ),
+    "token_logprobs": lambda: token_logprobs(NARROW, WIDE, ROWS, scale=1.0),
+    "relative_attention": lambda: relative_attention(
+        *(3 * [NARROW[:, None]]), WIDE[:, None], WIDE.T, ROWS, window=None
+    ),
+    "paged_attention": lambda: paged_attention(
+        NARROW[:, None], NARROW[:, None], NARROW.T, *(2 * [WIDE.view(1, 2, 1, 4)]),
+        ROWS[None], ROWS[:1], ROWS, window=None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", MIXED)
+def test_mixed_dtypes_are_refused(op: str):
+    with pytest.raises(ValueError, match=f"{op}: .*dtype|{op}: x is|{op}: h is"):
+        MIXED[op]()

@@ -210,3 +210,21 @@ def test_every_counter_gives_other_draws(device: str):
             for b in group[:i]:
                 assert (a == b).sum() < 5
     assert_same_bits(draws(flat, 1.0, 200), base)
+
+
+def test_a_row_without_an_answer_gives_minus_one_and_harms_no_other(device: str):
+    logits_NV = torch.randn(4, 37, generator=generator(9), device="cpu").to(device)
+    clean_N = draw_rows(logits_NV)
+    logits_NV[1, 5] = float("nan")
+    logits_NV[2] = float("-inf")
+    drawn_N = draw_rows(logits_NV)
+    assert drawn_N[1] == drawn_N[2] == -1
+    assert torch.equal(drawn_N[[0, 3]], clean_N[[0, 3]])
+    assert int(clean_N.min()) >= 0
+
+
+def draw_rows(logits_NV: Tensor) -> Tensor:
+    """Each row at temperature 1 with its own seed."""
+    rows = torch.arange(len(logits_NV), device=logits_NV.device)
+    zero = torch.zeros_like(rows)
+    return sample_tokens(logits_NV, torch.ones_like(logits_NV[:, 0]), rows, zero, zero)

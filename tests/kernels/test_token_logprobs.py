@@ -134,3 +134,10 @@ def test_gradients_across_chunks_agree_with_the_library(device: str):
 def test_gradients_in_the_dtype_of_their_tensors(device: str, dtype: torch.dtype):
     arguments: Arguments = cases.build("tiny", dtype, generator(8, device))
     check_low_precision_gradients(token_logprobs, arguments, TRAINED)
+
+
+@pytest.mark.parametrize("target", [-1, -100, 37])
+def test_a_target_outside_the_vocabulary_is_refused(target: int):
+    h_ND, unembed_VD = torch.ones(2, 4), torch.ones(37, 4)
+    with pytest.raises(IndexError, match=f"target {target} is not in"):
+        token_logprobs(h_ND, unembed_VD, torch.tensor([3, target]), scale=1.0)

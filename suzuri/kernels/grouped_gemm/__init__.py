@@ -21,6 +21,8 @@ def grouped_gemm(
             f"grouped_gemm: x {list(x_MK.shape)}, weight {list(weight_EFK.shape)}, "
             f"offsets {list(offsets_E1.shape)}"
         )
+    if x_MK.dtype != weight_EFK.dtype:
+        raise ValueError(f"grouped_gemm: x is {x_MK.dtype}, weight is {weight_EFK.dtype}")
     if dispatch.use_reference(x_MK):
         return reference.grouped_gemm(x_MK, weight_EFK, offsets_E1, out_dtype)
     raise dispatch.no_kernel("grouped_gemm", x_MK)

@@ -20,6 +20,8 @@ def matmul(
         raise ValueError(
             f"matmul: x {list(x_NK.shape)}, weight {list(weight_MK.shape)}; need [N, K], [M, K]"
         )
+    if x_NK.dtype != weight_MK.dtype:
+        raise ValueError(f"matmul: x is {x_NK.dtype}, weight is {weight_MK.dtype}; need one dtype")
     if dispatch.use_reference(x_NK):
         return reference.matmul(x_NK, weight_MK, scale, out_dtype or x_NK.dtype)
     raise dispatch.no_kernel("matmul", x_NK)

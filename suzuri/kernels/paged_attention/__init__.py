@@ -30,6 +30,8 @@ def paged_attention(
     heads, kv_heads = q_NHC.shape[1], k_pages_PTUC.shape[2]
     if heads % kv_heads:
         raise ValueError(f"paged_attention: {heads} query heads over {kv_heads} KV heads")
+    if any(x.dtype != q_NHC.dtype for x in (r_NHB, proj_BE, k_pages_PTUC, v_pages_PTUC)):
+        raise ValueError("paged_attention: all of q, k, v, r and proj must have one dtype")
     if dispatch.use_reference(q_NHC):
         return reference.paged_attention(
             q_NHC,

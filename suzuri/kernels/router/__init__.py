@@ -33,6 +33,8 @@ def router(
         raise ValueError(
             f"router: top {num_experts_per_token} of {routed} with {weight_ED.shape[0]} rows"
         )
+    if x_ND.dtype != weight_ED.dtype:
+        raise ValueError(f"router: x is {x_ND.dtype}, weight is {weight_ED.dtype}")
     if dispatch.use_reference(x_ND):
         return reference.router(
             x_ND, weight_ED, bias_R, global_scale_1, num_experts_per_token, route_scale

@@ -25,6 +25,7 @@ def sample_tokens(
     position of the token being drawn; sample_index_N [N] index among the samples of one request.
     Noise of id v is word v mod 4 of Philox(key = seed, counter = (position, v // 4, purpose, sample
     index)), so that a row's draw depends on its own seed, position and logits alone. No gradients.
+    A row without an answer (NaN among its logits, or every id masked) gives -1, never a wrong id.
 
     From a word x: u = (x + 1/2) / 2^32 in fp32; e = -ln(1 - u), an exponential with full relative
     precision near 0 (series below 2^-10), where the winners lie; Gumbel = -ln(e).

@@ -49,7 +49,8 @@ def gumbel(
 
 
 def first_argmax(x_NV: Tensor) -> Tensor:
-    """Index of the largest element of each row, the lowest one on ties."""
+    """Index of the largest element of each row, the lowest one on ties; -1 if it is NaN or -inf."""
     most_N1 = x_NV.amax(-1, keepdim=True)
     index_V = torch.arange(x_NV.shape[1], device=x_NV.device)
-    return torch.where(x_NV == most_N1, index_V, x_NV.shape[1]).amin(-1)
+    first_N = torch.where(x_NV == most_N1, index_V, x_NV.shape[1]).amin(-1)
+    return torch.where(most_N1[:, 0] > float("-inf"), first_N, -1)

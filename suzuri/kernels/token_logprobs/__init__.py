@@ -17,10 +17,13 @@ def token_logprobs(
     """log_softmax(h @ unembed^T * scale / temperature)[target] per row, in fp32 (at least).
 
     h_ND [N, D] after the final norm, unembed_VD [V, D] real vocabulary rows only (no padding), one
-    dtype; targets_N [N] int64 in [0, V); scale = 1 / mup; temperature_N [N] > 0 or None for the raw
-    log-prob. Returns [N]. Same bits as `log_softmax` of the whole logits: the same calls, chunk by
-    chunk of 2048 ids. Gradients: h and unembed.
+    dtype; targets_N [N] int64 in [0, V) (IndexError otherwise: leave out rows that have no target);
+    scale = 1 / mup; temperature_N [N] > 0 or None for the raw log-prob. Returns [N]. Same bits as
+    `log_softmax` of the whole logits: the same calls, chunk by chunk of 2048 ids. Gradients: h and
+    unembed.
     """
+    if h_ND.dtype != unembed_VD.dtype:
+        raise ValueError(f"token_logprobs: h is {h_ND.dtype}, unembed is {unembed_VD.dtype}")
     if dispatch.use_reference(h_ND):
         return reference.token_logprobs(h_ND, unembed_VD, targets_N, scale, temperature_N)
     raise dispatch.no_kernel("token_logprobs", h_ND)
