@@ -142,6 +142,7 @@ def test_force_reaches_recomputation_in_the_backward():
 WIDE = torch.zeros(2, 4)
 NARROW = WIDE.to(torch.bfloat16)
 ROWS = torch.zeros(2, dtype=torch.int64)
+QUERY, PAGE = NARROW[:, None], WIDE.view(1, 2, 1, 4)
 MIXED = {
     "matmul": lambda: matmul(NARROW, WIDE),
     "grouped_gemm": lambda: grouped_gemm(NARROW, WIDE[None], ROWS, out_dtype=WIDE.dtype),
@@ -150,13 +151,12 @@ MIXED = {
     ),
     "token_logprobs": lambda: token_logprobs(NARROW, WIDE, ROWS, scale=1.0),
     "relative_attention": lambda: relative_attention(
-        *(3 * [NARROW[:, None]]), WIDE[:, None], WIDE.T, ROWS, window=None
+        QUERY, QUERY, QUERY, WIDE[:, None], WIDE.T, ROWS, window=None
     ),
     "paged_attention": lambda: paged_attention(
-        NARROW[:, None], NARROW[:, None], NARROW.T, *(2 * [WIDE.view(1, 2, 1, 4)]),
-        ROWS[None], ROWS[:1], ROWS, window=None,
+        QUERY, QUERY, NARROW.T, PAGE, PAGE, ROWS[None], ROWS[:1], ROWS, window=None
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("op", MIXED)
