@@ -92,19 +92,19 @@ def accumulators(x: Tensor, w: Tensor) -> Tensor:
     return out[0] if len(out) == 1 else torch.cat(out, -1)
 
 
-class _Accumulate(torch.autograd.Function):
-    """`accumulators` rounded once to fp32 (fp64 inputs: not at all). Backward in the working dtype:
-    deterministic from run to run, which is all that the contract asks of gradients."""
+class _Accumulators(torch.autograd.Function):
+    """`accumulators` with a gradient. Backward in the working dtype: deterministic from run to run,
+    which is all that the contract asks of gradients."""
 
     @staticmethod
     def forward(ctx, x: Tensor, w: Tensor) -> Tensor:
         ctx.save_for_backward(x, w)
-        return accumulators(x, w).to(at_least_fp32(x.dtype))
+        return accumulators(x, w)
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        (grad,) = grads
         x, w = ctx.saved_tensors
+        grad = grads[0].to(at_least_fp32(x.dtype))
         grad_x = grad_w = None
         if ctx.needs_input_grad[0]:
             grad_x = torch.matmul(grad, w.to(grad.dtype)).to(x.dtype)  # exact: backward
@@ -121,7 +121,12 @@ def accumulate(x: Tensor, w: Tensor) -> Tensor:
     Differentiable. The one matrix product of the references; callers round it where the contract
     says (docs/exactness.md, rounding points).
     """
-    return _Accumulate.apply(x, w)
+    return accumulate_unrounded(x, w).to(at_least_fp32(x.dtype))
+
+
+def accumulate_unrounded(x: Tensor, w: Tensor) -> Tensor:
+    """As `accumulate`, in fp64 before the rounding: for what is added on the same accumulator."""
+    return _Accumulators.apply(x, w)
 
 
 def _tree(x: Tensor) -> Tensor:
@@ -222,6 +227,28 @@ def segment_sum(x: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
     if num_rows:
         last[:-1] = segment[1:] != segment[:-1]
     return segment[last], x[last]
+
+
+class _Select(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape = x.shape
+        return x.gather(-1, index)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        # A plain write: gather's own backward adds with atomics.
+        return grads[0].new_zeros(ctx.shape).scatter_(-1, index, grads[0]), None
+
+
+def select(x: Tensor, index: Tensor) -> Tensor:
+    """x [..., E] at `index` [..., B] of the last dim: [..., B]; no sum, forward or backward.
+
+    An index may repeat within a row only at an entry whose gradient the caller drops.
+    """
+    return _Select.apply(x, index)
 
 
 def top_k(x: Tensor, k: int) -> Tensor:

@@ -37,8 +37,8 @@ PATCHES = {
     ),
     "bias shifted": Patch(
         "kernels/relative_attention/reference.py",
-        "distance_STB.clamp(0, reach - 1)",
-        "(distance_STB + 1).clamp(0, reach - 1)",
+        "torch.where(near_STB, distance_STB, reach)",
+        "torch.where(near_STB, distance_STB + 1, reach)",
         "text.layer.0.attn",
     ),
     "conv residual doubled": Patch(
@@ -49,8 +49,8 @@ PATCHES = {
     ),
     "bias in router weights": Patch(
         "kernels/router/reference.py",
-        "logits_NE.gather(1, experts_NK)",
-        "(logits_NE[:, :routed] + bias_R).gather(1, experts_NK)",
+        "exact.select(logits_NE, experts_NK)",
+        "exact.select(logits_NE[:, :routed] + bias_R, experts_NK)",
         "text.layer.2.mlp",
     ),
     "muP applied twice": Patch(

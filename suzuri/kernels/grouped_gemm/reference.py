@@ -11,10 +11,8 @@ from suzuri.kernels import exact
 def grouped_gemm(
     x_MK: Tensor, weight_EFK: Tensor, offsets_E1: Tensor, out_dtype: torch.dtype
 ) -> Tensor:
-    offsets = offsets_E1.tolist()
-    parts = [
-        exact.accumulate(x_MK[begin:end], weight_EFK[expert]).to(out_dtype)
-        for expert, (begin, end) in enumerate(pairwise(offsets))
-        if begin < end
-    ]
+    # unbind and split, not a slice per expert: the backward of each slice would be all of them.
+    counts = [end - begin for begin, end in pairwise(offsets_E1.tolist())]
+    pairs = zip(x_MK.split(counts), weight_EFK.unbind(), strict=True)
+    parts = [exact.accumulate(x, weight).to(out_dtype) for x, weight in pairs if len(x)]
     return torch.cat(parts) if parts else x_MK.new_zeros(0, weight_EFK.shape[1], dtype=out_dtype)

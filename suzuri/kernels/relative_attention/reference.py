@@ -32,35 +32,32 @@ def relative_attention(
     window: int | None,
 ) -> Tensor:
     starts = seq_starts_S1.tolist()
+    lengths = [*(end - begin for begin, end in pairwise(starts)), q_NHC.shape[0] - starts[-1]]
+    # Splits, not slices: the backward of a slice is a whole tensor of zeros, each time.
+    packed = [x.split(lengths) for x in (q_NHC, k_NUC, v_NUC, r_NHB)]
+    *sequences, (rest_NHC, *_) = zip(*packed, strict=True)
+    first_S = torch.zeros(1, dtype=torch.int64, device=q_NHC.device)
     parts: list[Tensor] = []
-    for begin, end in pairwise(starts):
-        if begin == end:
-            continue
-        k_TUC, v_TUC = k_NUC[begin:end], v_NUC[begin:end]
-
-        def tile(first: int, k: Tensor = k_TUC, v: Tensor = v_TUC) -> tuple[Tensor, Tensor]:
-            return _tile_of(k, first)[None], _tile_of(v, first)[None]
-
-        out = attend(
-            q_NHC[None, begin:end],
-            r_NHB[None, begin:end],
-            proj_BE,
-            torch.zeros(1, dtype=torch.int64, device=q_NHC.device),
-            tile,
-            window,
-        )
-        parts.append(out[0])
-    rest = q_NHC.shape[0] - starts[-1]
-    if rest or not parts:
-        parts.append(q_NHC.new_zeros(rest, *q_NHC.shape[1:]))
-    return torch.cat(parts)
+    for q_THC, k_TUC, v_TUC, r_THB in sequences:
+        if len(q_THC):
+            tiles = _Tiles(k_TUC, v_TUC)
+            parts.append(attend(q_THC[None], r_THB[None], proj_BE, first_S, tiles, window)[0])
+    return torch.cat([*parts, torch.zeros_like(rest_NHC)])
 
 
-def _tile_of(rows_TUC: Tensor, first: int) -> Tensor:
-    """Rows first..first+TILE of a sequence, zero filled past its end."""
-    tile = rows_TUC[first : first + TILE]
-    missing = TILE - tile.shape[0]
-    return torch.cat([tile, tile.new_zeros(missing, *tile.shape[1:])]) if missing else tile
+class _Tiles:
+    """Callable: the keys and values k0 .. k0 + TILE - 1 of one sequence, zero filled at its end."""
+
+    def __init__(self, k_TUC: Tensor, v_TUC: Tensor) -> None:
+        missing = -len(k_TUC) % TILE
+        self.tiles = [
+            torch.cat([x, x.new_zeros(missing, *x.shape[1:])])[None].split(TILE, 1)
+            for x in (k_TUC, v_TUC)
+        ]
+
+    def __call__(self, k0: int) -> tuple[Tensor, Tensor]:
+        k_tiles, v_tiles = self.tiles
+        return k_tiles[k0 // TILE], v_tiles[k0 // TILE]
 
 
 def attend(
@@ -78,17 +75,8 @@ def attend(
     """
     num_rows = q_STHC.shape[1]
     position_ST = first_S[:, None] + torch.arange(num_rows, device=q_STHC.device)
-    parts = [
-        _attend_rows(
-            q_STHC[:, t : t + ROWS],
-            r_STHB[:, t : t + ROWS],
-            proj_BE,
-            position_ST[:, t : t + ROWS],
-            tile,
-            window,
-        )
-        for t in range(0, num_rows, ROWS)
-    ]
+    blocks = zip(*(x.split(ROWS, 1) for x in (q_STHC, r_STHB, position_ST)), strict=True)
+    parts = [_attend_rows(q, r, proj_BE, position, tile, window) for q, r, position in blocks]
     return torch.cat(parts, 1)
 
 
@@ -103,10 +91,12 @@ def _attend_rows(
     num_seqs, num_rows, heads, channels = q_STHC.shape
     wide = exact.at_least_fp32(q_STHC.dtype)
     reach = proj_BE.shape[1]
-    bias_STHE = exact.accumulate(
+    bias_XE = exact.accumulate_unrounded(
         r_STHB.reshape(-1, r_STHB.shape[-1]), proj_BE.T.contiguous()
-    ).unflatten(0, (num_seqs, num_rows, heads))
-    bias_SHTE = bias_STHE.transpose(1, 2)
+    )
+    # One more column, of zeros, for every key that the bias does not reach.
+    bias_XE = torch.cat([bias_XE, torch.zeros_like(bias_XE[:, :1])], 1)
+    bias_SHTE = bias_XE.unflatten(0, (num_seqs, num_rows, heads)).transpose(1, 2)
     last_key = int(position_ST.max())
     first_key = 0 if window is None else max(int(position_ST.min()) - window + 1, 0)
     chunk = CHUNK_GLOBAL if window is None else CHUNK_LOCAL
@@ -124,11 +114,12 @@ def _attend_rows(
         seen_STB = distance_STB >= 0
         if window is not None:
             seen_STB = seen_STB & (distance_STB < window)
-        score_SHTB = _heads_product(q_STHC.transpose(1, 2), k_SBUC.transpose(1, 2)) / channels
         near_STB = seen_STB & (distance_STB < reach)
-        index_SHTB = distance_STB.clamp(0, reach - 1)[:, None].expand(-1, heads, -1, -1)
-        bias_SHTB = bias_SHTE.gather(-1, index_SHTB)
-        score_SHTB = score_SHTB + torch.where(near_STB[:, None], bias_SHTB, 0.0)
+        index_STB = torch.where(near_STB, distance_STB, reach)
+        bias_SHTB = exact.select(bias_SHTE, index_STB[:, None].expand(-1, heads, -1, -1))
+        product_SHTB = _heads_product(q_STHC.transpose(1, 2), k_SBUC.transpose(1, 2))
+        # The bias joins on the unrounded accumulator: a score is rounded once.
+        score_SHTB = (product_SHTB / channels + bias_SHTB).to(wide)
         score_SHTB = score_SHTB.masked_fill(~seen_STB[:, None], float("-inf"))
         part = _add_tile(part, score_SHTB, v_SBUC, q_STHC.dtype)
     _, weight_SHT, out_SHTC = _fold(total, part)
@@ -148,7 +139,7 @@ def _add_tile(part: Partial, score_SHTB: Tensor, v_SBUC: Tensor, dtype: torch.dt
     p_SHTB = torch.exp(score_SHTB - new_max[..., None])
     weight = weight * fade + exact.tree_sum(p_SHTB)
     v_SUCB = v_SBUC.permute(0, 2, 3, 1)
-    value = value * fade[..., None] + _heads_product(p_SHTB.to(dtype), v_SUCB)
+    value = value * fade[..., None] + _heads_product(p_SHTB.to(dtype), v_SUCB).to(value.dtype)
     return new_max, weight, value
 
 
@@ -164,9 +155,10 @@ def _fold(total: Partial, part: Partial) -> Partial:
 
 
 def _heads_product(x_SHTK: Tensor, w_SUMK: Tensor) -> Tensor:
-    """x [S, H, T, K] times w [S, U, M, K] transposed, each KV head shared by H / U query heads."""
+    """x [S, H, T, K] times w [S, U, M, K] transposed, each KV head shared by H / U query heads; the
+    accumulators, fp64."""
     num_seqs, heads, num_rows, k = x_SHTK.shape
     kv_heads = w_SUMK.shape[1]
     grouped = x_SHTK.reshape(num_seqs * kv_heads, heads // kv_heads * num_rows, k)
-    out = exact.accumulate(grouped, w_SUMK.reshape(num_seqs * kv_heads, -1, k))
+    out = exact.accumulate_unrounded(grouped, w_SUMK.reshape(num_seqs * kv_heads, -1, k))
     return out.reshape(num_seqs, heads, num_rows, -1)

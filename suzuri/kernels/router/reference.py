@@ -19,7 +19,7 @@ def router(
     logits_NE = exact.accumulate(x_ND, weight_ED)
     score_NR = exact.sigmoid(logits_NE[:, :routed].detach()) + bias_R.detach()
     experts_NK = torch.sort(exact.top_k(score_NR, num_experts_per_token), dim=-1).values
-    raw_NJ = torch.cat([logits_NE.gather(1, experts_NK), logits_NE[:, routed:]], 1)
+    raw_NJ = torch.cat([exact.select(logits_NE, experts_NK), logits_NE[:, routed:]], 1)
     log_NJ = logsigmoid(raw_NJ)
     share_NJ = torch.exp(log_NJ - log_NJ.detach().amax(-1, keepdim=True))
     share_NJ = share_NJ / exact.tree_sum(share_NJ)[:, None]

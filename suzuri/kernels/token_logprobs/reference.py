@@ -27,13 +27,13 @@ def token_logprobs(
         most, total = add_chunk((most, total), logits_NB)
         inside_N = (targets_N >= begin) & (targets_N < begin + rows.shape[0])
         column_N = (targets_N - begin).clamp(0, rows.shape[0] - 1)
-        own_N = logits_NB.gather(1, column_N[:, None])[:, 0]
+        own_N = exact.select(logits_NB, column_N[:, None])[:, 0]
         return most, total, torch.where(inside_N, own_N, target)
 
-    for begin in range(0, unembed_VD.shape[0], CHUNK):
-        rows_BD = unembed_VD[begin : begin + CHUNK]
+    # One split, not a slice per chunk: the backward of each slice would be a whole weight of zeros.
+    for number, rows_BD in enumerate(unembed_VD.split(CHUNK)):
         # Recomputed in the backward: a chunk's logits never outlive the chunk.
         most, total, target_N = checkpoint(
-            chunk, h_ND, rows_BD, most, total, target_N, begin, use_reentrant=False
+            chunk, h_ND, rows_BD, most, total, target_N, number * CHUNK, use_reentrant=False
         )
     return target_N - normalizer((most, total))
