@@ -1,5 +1,5 @@
 """The rules of docs/style.md that a machine can check. Each takes a map from path to source text
-and returns complaints, "path:line: what and what to do". Elementwise rules: exact_ops.py.
+and returns complaints, "path:line: what and what to do". Rules on arithmetic: exact_ops.py.
 """
 
 import ast
@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
-from tests.architecture.exact_ops import inexact_operations
+from tests.architecture.exact_ops import inexact_operations, model_operations
 from tests.architecture.source import (
     Files,
     Import,
+    dynamic_import,
     imported_modules,
     imports,
     module_name,
@@ -55,7 +56,18 @@ LOADS_TORCH = {"torch", "triton", "torchvision", "torchaudio", "transformers", "
 READS_ENVIRONMENT = {"suzuri/log.py"}
 """Files that may read the environment: the log level, and later the cache directory."""
 
-ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+ENVIRONMENT_NAMES = {
+    *("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"),
+    *("expandvars", "__dict__", "*"),
+}
+ENVIRONMENT_MODULES = {"os", "posix", "nt", "posixpath", "ntpath"}
+
+IMPORTS_BY_NAME = {"suzuri/processing/audio_decoders.py"}
+"""Files that may import a module by a name they are given: optional decoders."""
+
+BROAD = {"Exception", "BaseException"}
+PUBLIC_AFTER_ALL = {"_replace", "_asdict", "_fields", "_make", "_field_defaults"}
+"""The documented names of a NamedTuple."""
 
 
 def import_order(files: Files) -> Iterator[str]:
@@ -70,6 +82,11 @@ def import_order(files: Files) -> Iterator[str]:
             for target in imported_modules(item, known)[:1]:
                 if complaint := _import_complaint(room, target, item):
                     yield f"{path}:{item.line}: {complaint}"
+        for node in nodes(text):
+            if not isinstance(node, ast.Call) or path in IMPORTS_BY_NAME:
+                continue
+            if dynamic_import(node) == "":
+                yield f"{path}:{node.lineno}: a module is imported by a literal, absolute name"
 
 
 def _import_complaint(room: str, target: str, item: Import) -> str | None:
@@ -176,11 +193,29 @@ def private_access(files: Files) -> Iterator[str]:
                 yield f"{path}:{item.line}: {item.name} is private to {item.module}"
             if is_module:
                 modules.add(item.bound)
+        foreign = {i.bound for i in imports(path, text) if i.module.split(".")[0] != "suzuri"}
+        own = set(_defined_privately(text)) | PUBLIC_AFTER_ALL
         for node in nodes(text):
             if isinstance(node, ast.Attribute) and _is_private(node.attr):
-                dotted = _dotted(node.value)
-                if dotted and dotted.split(".")[0] in modules:
+                dotted = _dotted(node.value) or "..."
+                root = dotted.split(".")[0]
+                inherited = dotted in ("self", "cls") or root in foreign
+                if root in modules or not (node.attr in own or inherited):
                     yield f"{path}:{node.lineno}: {dotted}.{node.attr} is private"
+
+
+def _defined_privately(text: str) -> Iterator[str]:
+    """Names with an underscore that a file itself gives to functions, fields and attributes."""
+    for node in nodes(text):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.ClassDef(name=name) | ast.Name(name, ast.Store()):
+                yield name
+            case ast.Attribute(ast.Name("self" | "cls"), name, ast.Store()):
+                yield name
+            case _:
+                pass
 
 
 def no_type_checking(files: Files) -> Iterator[str]:
@@ -209,15 +244,24 @@ def no_environment(files: Files) -> Iterator[str]:
     for path, text in package_files(files).items():
         if path in READS_ENVIRONMENT:
             continue
-        names_of_os = {item.bound for item in imports(path, text) if item.module == "os"}
+        names_of_os: set[str] = set()
         for item in imports(path, text):
-            if item.module == "os" and item.name in ENVIRONMENT_NAMES:
+            from_os = item.module.split(".")[0] in ENVIRONMENT_MODULES
+            if from_os and item.name in ENVIRONMENT_NAMES:
                 yield f"{path}:{item.line}: os.{item.name}; pass a config field instead"
+            elif from_os and item.bound == "":
+                yield f"{path}:{item.line}: {item.module} by name; use an import statement"
+            elif from_os and item.name is None:
+                names_of_os.add(item.bound)
+        bases = {id(node.value) for node in nodes(text) if isinstance(node, ast.Attribute)}
         for node in nodes(text):
             match node:
-                case ast.Attribute(ast.Name(module), name) if module in names_of_os:
-                    if name in ENVIRONMENT_NAMES:
+                case ast.Attribute(value, name) if name in ENVIRONMENT_NAMES:
+                    dotted = (_dotted(value) or "").split(".")
+                    if dotted[0] in names_of_os or dotted[-1] in ENVIRONMENT_MODULES | {"path"}:
                         yield f"{path}:{node.lineno}: os.{name}; pass a config field instead"
+                case ast.Name(name, ast.Load()) if name in names_of_os and id(node) not in bases:
+                    yield f"{path}:{node.lineno}: {name} passed on; call its functions by name"
                 case _:
                     pass
 
@@ -225,6 +269,9 @@ def no_environment(files: Files) -> Iterator[str]:
 def no_broad_except(files: Files) -> Iterator[str]:
     """An `except` names what it expects."""
     for path, text in package_files(files).items():
+        for item in imports(path, text):
+            if item.name in BROAD:
+                yield f"{path}:{item.line}: {item.name} under another name hides a broad except"
         for node in nodes(text):
             match node:
                 case ast.ExceptHandler(None):
@@ -234,13 +281,27 @@ def no_broad_except(files: Files) -> Iterator[str]:
                 case ast.Call(func=ast.Name("suppress") | ast.Attribute(attr="suppress")):
                     if any(_is_broad(caught) for caught in node.args):
                         yield f"{path}:{node.lineno}: broad suppress; name the errors you expect"
+                case (
+                    ast.Assign(value=value)
+                    | ast.AnnAssign(value=ast.expr() as value)
+                    | ast.NamedExpr(value=value)
+                ) if _is_broad(value):
+                    yield f"{path}:{node.lineno}: a name for Exception hides a broad except"
                 case _:
                     pass
 
 
 def _is_broad(caught: ast.expr) -> bool:
-    names = caught.elts if isinstance(caught, ast.Tuple) else [caught]
-    return any((_dotted(n) or "").split(".")[-1] in ("Exception", "BaseException") for n in names)
+    """Exception itself, or among what a tuple or a list holds."""
+    match caught:
+        case ast.Tuple(elts) | ast.List(elts):
+            return any(map(_is_broad, elts))
+        case ast.Starred(value):
+            return _is_broad(value)
+        case ast.IfExp(_, body, orelse):
+            return _is_broad(body) or _is_broad(orelse)
+        case _:
+            return (_dotted(caught) or "").split(".")[-1] in BROAD
 
 
 def kernel_folders(files: Files) -> Iterator[str]:
@@ -315,5 +376,6 @@ CHECKS: dict[str, Callable[[Files], Iterator[str]]] = {
         no_broad_except,
         kernel_folders,
         inexact_operations,
+        model_operations,
     )
 }

@@ -65,7 +65,8 @@ def room_of(module: str) -> str:
 
 @cache
 def imports(path: str, text: str, *, at_load: bool = False) -> list[Import]:
-    """Every import in a file; with `at_load`, those that run when the file is imported."""
+    """Every import in a file, calls of `import_module` included; with `at_load`, those that run
+    when the file is imported."""
     found: list[Import] = []
     for node in _nodes_at_load(parse(text)) if at_load else nodes(text):
         if isinstance(node, ast.Import):
@@ -76,7 +77,27 @@ def imports(path: str, text: str, *, at_load: bool = False) -> list[Import]:
             source = _absolute(path, node)
             for alias in node.names:
                 found.append(Import(source, alias.name, alias.asname or alias.name, alias.lineno))
+        elif isinstance(node, ast.Call) and (module := dynamic_import(node)):
+            found.append(Import(module, None, "", node.lineno))
     return found
+
+
+def dynamic_import(node: ast.Call) -> str | None:
+    """The module that `import_module(...)` or `__import__(...)` loads, "" if only running the code
+    would tell; None for any other call."""
+    match node:
+        case ast.Call(
+            ast.Name("import_module" | "__import__")
+            | ast.Attribute(attr="import_module" | "__import__"),
+            args,
+        ):
+            match args:
+                case [ast.Constant(str() as module), *_] if not module.startswith("."):
+                    return module
+                case _:
+                    return ""
+        case _:
+            return None
 
 
 def imported_modules(item: Import, known: dict[str, str]) -> list[str]:
