@@ -1,9 +1,11 @@
 """The command `suzuri`. Each subcommand parses one config and calls one function."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
 from suzuri import __version__
+from suzuri.log import start_logging
 
 Run = Callable[[Sequence[str]], int]
 
@@ -36,7 +38,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"suzuri: no command {words[0]!r}\n\n{_usage()}", file=sys.stderr)
         sys.exit(2)
     try:
+        start_logging()
         sys.exit(run(words[1:]))
+    except KeyboardInterrupt:
+        print(f"suzuri {words[0]}: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader went away (`| head`): nobody is left to tell, and it is no verdict.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except (ValueError, OSError) as error:
         # What a user can cause arrives as one of these, with the fix in its text.
         print(f"suzuri {words[0]}: {error}", file=sys.stderr)

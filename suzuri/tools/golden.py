@@ -43,6 +43,68 @@ def compute(model: Inkling, expected: Values, report: Callable[[str], None]) -> 
     return got
 
 
+def record_problem(model: Inkling, expected: Values) -> str:
+    """Why the inputs in `expected` cannot be given to this model; empty when they can."""
+    config = model.config
+    text, vision, audio = config.text, config.vision, config.audio
+    for name in ("text.input_ids", "mm.input_ids"):
+        ids = expected.get(name)
+        if ids is None:
+            continue
+        if ids.is_floating_point() or ids.numel() < 2:
+            return f"{name} must hold at least 2 token ids"
+        if int(ids.min()) < 0 or int(ids.max()) >= text.unpadded_vocab_size:
+            return f"{name} has ids outside 0..{text.unpadded_vocab_size - 1}"
+    greedy_ids = [n for n in expected if n.endswith(".greedy_ids") and not expected[n].numel()]
+    if greedy_ids:
+        return f"{greedy_ids[0]} is empty"
+    wanted: dict[str, tuple[int, ...]] = {}
+    if vision is not None:
+        side = vision.patch_size
+        wanted["vision.pixel_values"] = (vision.temporal_patch_size, side, side, vision.n_channels)
+    if audio is not None:
+        wanted["audio.bins"] = (audio.n_mel_bins,)
+    if "text.input_ids" in expected:
+        rows = expected["text.input_ids"].numel() - 1
+        wanted["mtp.normed.hidden_in"] = (rows, text.hidden_size)
+    elif "mtp.normed.hidden_in" in expected:
+        return "mtp.normed.hidden_in needs text.input_ids"
+    for name, tail in wanted.items():
+        values = expected.get(name)
+        if values is not None and tuple(values.shape[-len(tail) :]) != tail:
+            return f"{name} has shape {list(values.shape)}, this model needs [..., {tail}]"
+    bins = expected.get("audio.bins")
+    if bins is not None and audio is not None and not _inside(bins, audio.mel_vocab_size):
+        return f"audio.bins has levels outside 0..{audio.mel_vocab_size - 1}"
+    return _media_problem(model, expected)
+
+
+def _inside(values: Tensor, limit: int) -> bool:
+    return bool(((values >= 0) & (values < limit)).all())
+
+
+def _media_problem(model: Inkling, expected: Values) -> str:
+    """Why the placeholders of mm.input_ids and the recorded pictures and clips do not fit."""
+    ids = expected.get("mm.input_ids")
+    if ids is None:
+        return ""
+    config = model.config
+    for source, tower, token in (
+        ("vision.pixel_values", model.vision, config.image_token_id),
+        ("audio.bins", model.audio, config.audio_token_id),
+    ):
+        places = int((ids == _row(config, token)).sum())
+        if not places:
+            continue
+        if tower is None:
+            return f"mm.input_ids has {places} placeholders for {source}, but there is no tower"
+        inner = 4 if source.startswith("vision") else 1
+        given = expected[source].shape[:-inner].numel() if source in expected else 0
+        if given != places:
+            return f"mm.input_ids has {places} placeholders, {source} holds {given} tokens"
+    return ""
+
+
 def _text(model: Inkling, expected: Values) -> Values:
     ids = _ids(expected["text.input_ids"])
     decoder = model.decoder
@@ -86,8 +148,6 @@ def _multimodal(model: Inkling, expected: Values, got: Values) -> Values:
     ):
         place_M = (ids_N == _row(model.config, token)).nonzero()[:, 0]
         if place_M.numel():
-            if f"{kind}.features" not in got:
-                raise ValueError(f"mm.input_ids has {kind} placeholders, but there is no tower")
             rows.append(place_M)
             features.append(got[f"{kind}.features"])
     batch = _packed(model, _ids(ids_N))

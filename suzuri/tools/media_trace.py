@@ -5,18 +5,18 @@ Item names are those of tests/golden/README.md: `image.{i}.{tag}.pixel_values_fr
 from `audio.{i}.waveform`; and the constant mel filters and bin centers.
 """
 
+import re
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
 from suzuri.processing.audio import bin_centers, dmel_bins, log_mel, mel_filters
 from suzuri.processing.images import image_patches
-from suzuri.tools.trace import EXACT, TOWERS, Row, Tolerance, compare
+from suzuri.tools.trace import EXACT, TOWERS, Row, Tolerance, compare, read_records
 
 RESCALED = Tolerance(atol=0.02)
 """The folder was rescaled by another library, one 1/255 step off in some values."""
@@ -26,12 +26,17 @@ FRAME = ".pixel_values_frame0"
 
 def trace_media(folder: Path) -> list[Row]:
     """One row per expected item. Raises ValueError for a name this file cannot compute."""
-    expected = load_file(folder / "media.safetensors")
+    expected = read_records(folder / "media.safetensors")
     rows: list[Row] = []
     for name in sorted(expected):
         if name.endswith((".rgb_u8", ".waveform")):
             continue
-        ours, limit = _compute(name, expected)
+        try:
+            ours, limit = _compute(name, expected)
+        except KeyError as error:
+            raise ValueError(
+                f"{folder / 'media.safetensors'}: {name} has no source {error} in the file"
+            ) from None
         rows.append(compare(name, ours, expected[name], limit))
     return rows
 
@@ -45,7 +50,7 @@ def _compute(name: str, expected: dict[str, Tensor]) -> tuple[Tensor, Tolerance]
         return _tensor(mel_filters(expected[name].shape[0])), TOWERS
     if name == "audio.bin_centers":
         return _tensor(bin_centers(expected[name].shape[0])), EXACT
-    kind, index, rest = name.split(".", 2)
+    kind, index, rest = [*name.split(".", 2), "", ""][:3]
     if kind == "audio" and rest in ("log_mel", "bins"):
         waveform = expected[f"audio.{index}.waveform"].numpy()
         if rest == "log_mel":
@@ -53,8 +58,14 @@ def _compute(name: str, expected: dict[str, Tensor]) -> tuple[Tensor, Tolerance]
         return _tensor(dmel_bins(waveform)), EXACT
     if kind == "image" and rest.endswith(FRAME):
         tag = rest.removesuffix(FRAME)
-        fraction = float(tag[1:]) if tag.startswith("x") else None
-        picture = Image.fromarray(expected[f"image.{index}.rgb_u8"].numpy())
+        rescaled = re.fullmatch(r"x(\d+\.?\d*)", tag)
+        fraction = float(rescaled[1]) if rescaled else None
+        if not rescaled and tag != "plain":
+            raise ValueError(f"{name}: the tag {tag!r} is neither plain nor x and a factor")
+        pixels = expected[f"image.{index}.rgb_u8"]
+        if pixels.dtype != torch.uint8 or pixels.dim() != 3 or pixels.shape[-1] != 3:
+            raise ValueError(f"image.{index}.rgb_u8 must be uint8 [height, width, 3]")
+        picture = Image.fromarray(pixels.numpy())
         patches = image_patches(picture, rescale_frac=fraction)
         # Both temporal frames are equal; comparing the last one checks that as well.
         return _tensor(patches[:, -1]), RESCALED if fraction else TOWERS

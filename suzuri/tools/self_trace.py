@@ -4,6 +4,7 @@ What can be proven without expected numbers: everything is finite, and a token's
 same bits alone, in a batch, in chunks and decoded one by one through the cache.
 """
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -18,35 +19,46 @@ from suzuri.model.inkling import Inkling, randomize
 from suzuri.model.tensor_table import table
 from suzuri.tools.golden import draft_chain
 from suzuri.tools.trace import Row
-from suzuri.tools.trace_config import TraceConfig
+from suzuri.tools.trace_config import DEFAULT_TOKENS, TraceConfig
 
 MEMINFO = Path("/proc/meminfo")
+INTEGERS = {
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+    torch.bfloat16: torch.int16,
+}
 BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
-HEADROOM = 1.3
-"""Room for activations and for the fp64 pieces of weights beside the weights themselves."""
 
 
 def trace_shape(config: TraceConfig, console: Console) -> list[Row]:
     """Self-checks of the shape that `config` names. Raises ValueError when it cannot fit."""
     assert config.config is not None
     shape = read_shape(config.config)
-    refuse_too_big(shape, config.dtype)
+    refuse_too_big(shape, config.dtype, config.config)
     model = Inkling(shape, dtype=getattr(torch, config.dtype))
     with console.status("drawing weights"):
-        randomize(model, config.seed)
+        randomize(model, config.seed or 0)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    console.print(f"{num_parameters:,} random parameters as {config.dtype}, seed {config.seed}")
+    console.print(f"{num_parameters:,} random parameters as {config.dtype}")
     return self_checks(model, config, console)
 
 
 def self_checks(model: Inkling, config: TraceConfig, console: Console) -> list[Row]:
     """What a model must hold against itself, whatever its weights."""
-    generator = torch.Generator().manual_seed(config.seed + 1)
-    vocabulary = model.config.text.unpadded_vocab_size
-    ids = draw_ids(vocabulary, config.num_tokens, generator)
-    other = draw_ids(vocabulary, config.num_tokens // 2 + 1, generator)
+    text, num_tokens = model.config.text, config.num_tokens or DEFAULT_TOKENS
+    if num_tokens > text.model_max_length:
+        raise ValueError(
+            f"--num-tokens {num_tokens}: the model's model_max_length is {text.model_max_length}"
+        )
+    generator = torch.Generator().manual_seed((config.seed or 0) + 1)
+    ids = draw_ids(text.unpadded_vocab_size, num_tokens, generator)
+    other = draw_ids(text.unpadded_vocab_size, num_tokens // 2 + 1, generator)
     with torch.no_grad(), console.status("running"):
-        rows = _decoder_rows(model, ids, other)
+        rows = [finite(f"weights: {name}", x) for name, x in model.named_parameters()]
+        # One row for all weights, unless some are at fault: a large model has a thousand of them.
+        bad = [row for row in rows if not row.ok]
+        rows = bad or [dataclasses.replace(rows[0], name=f"{len(rows)} weights finite")]
+        rows += _decoder_rows(model, ids, other)
         rows += _tower_rows(model, generator)
         rows += _draft_rows(model, ids)
     return rows
@@ -67,14 +79,15 @@ def read_shape(name: str) -> ModelConfig:
     raise ValueError(f"--config {name}: no such file")
 
 
-def refuse_too_big(shape: ModelConfig, dtype: str) -> None:
+def refuse_too_big(shape: ModelConfig, dtype: str, where: object) -> None:
     """Raises ValueError with both figures when the weights cannot fit into free memory."""
-    needed = sum(entry.num_values for entry in table(shape)) * BYTES[dtype] * HEADROOM
+    gigabytes = sum(entry.num_values for entry in table(shape)) * BYTES[dtype] * 13 // 10**10
     free = _available_bytes()
-    if free is not None and needed > free:
+    if free is not None and gigabytes > free // 10**9:
+        needed = f"{gigabytes:,}" if gigabytes < 10**9 else "more than 1,000,000,000"
         raise ValueError(
-            f"this shape needs about {needed / 1e9:.1f} GB as {dtype}, {free / 1e9:.1f} GB are "
-            "free; give a smaller config or another --dtype"
+            f"{where}: this shape needs about {needed} GB as {dtype} (weights and 30 % beside "
+            f"them), {free / 1e9:.1f} GB are free; give a smaller config or another --dtype"
         )
 
 
@@ -163,7 +176,14 @@ def finite(name: str, x: Tensor) -> Row:
 def same(name: str, ours: Tensor, expected: Tensor) -> Row:
     """A row that fails unless every row has the same bits; its gap is the number that do not."""
     unequal = (
-        int((ours != expected).flatten(1).any(1).sum()) if len(ours) == len(expected) else len(ours)
+        int(_bits(ours).ne(_bits(expected)).flatten(1).any(1).sum())
+        if len(ours) == len(expected)
+        else len(ours)
     )
     problem = f"{unequal} of {len(expected)} rows have other bits" if unequal else ""
     return Row(name=name, difference=float(unequal), limit="equal", problem=problem)
+
+
+def _bits(x: Tensor) -> Tensor:
+    """The values as integers, so that -0.0 and 0.0 differ and a NaN equals itself."""
+    return x.contiguous().view(INTEGERS[x.dtype])

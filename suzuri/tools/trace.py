@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from safetensors import SafetensorError
@@ -20,7 +21,7 @@ from torch import Tensor
 from suzuri.model.config import ModelConfig
 from suzuri.model.inkling import PARTS, Inkling
 from suzuri.model.weights import load_weights
-from suzuri.tools.golden import compute
+from suzuri.tools.golden import compute, record_problem
 from suzuri.tools.trace_config import TraceConfig
 
 LAYOUT_FOLDERS = {"released": "original"}
@@ -82,7 +83,7 @@ def compare(name: str, ours: Tensor | None, expected: Tensor, limit: Tolerance) 
             name=name,
             difference=float("nan"),
             limit=str(limit),
-            problem="the folder expects it, but this checkpoint has no part that computes it",
+            problem="expected, but nothing here computes it: the part or its input is absent",
         )
     if ours.numel() != expected.numel() or _trimmed(ours) != _trimmed(expected):
         return Row(
@@ -132,18 +133,27 @@ def run_trace(config: TraceConfig) -> int:
     if (folder / "media.safetensors").exists():
         from suzuri.tools.media_trace import trace_media
 
+        refuse_unused_flags(config)
         return show(console, trace_media(folder), str(folder))
     if (folder / "config.json").exists():
-        from suzuri.tools.self_trace import refuse_too_big, self_checks
+        from suzuri.tools.self_trace import self_checks
 
-        refuse_too_big(ModelConfig.from_file(folder), config.dtype)
         model = load_model(folder, config.dtype, console)
         return show(console, self_checks(model, config, console), str(folder), "itself")
-    expected = _expected(folder / "expected.safetensors")
-    model = load_model(folder / LAYOUT_FOLDERS[config.layout], config.dtype, console)
+    refuse_unused_flags(config)
+    expected = read_records(folder / "expected.safetensors")
+    checkpoint = folder / LAYOUT_FOLDERS[config.layout]
+    model = load_model(checkpoint, config.dtype, console)
+    refuse_other_model(model, expected, folder / "expected.safetensors", checkpoint)
     with console.status("") as status:
         got = compute(model, expected, lambda part: status.update(f"running {part}"))
     return show(console, golden_rows(got, expected, console), str(folder))
+
+
+def refuse_unused_flags(config: TraceConfig) -> None:
+    """A flag that would have no effect must not look as if it had one."""
+    if config.num_tokens is not None or config.seed is not None:
+        raise ValueError("--num-tokens and --seed have no effect on a folder with expected numbers")
 
 
 def golden_rows(
@@ -162,20 +172,38 @@ def golden_rows(
     return [compare(name, got.get(name), expected[name], tolerance(name)) for name in names]
 
 
-def _expected(path: Path) -> dict[str, Tensor]:
+def read_records(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file of expected numbers. Raises ValueError naming the file."""
+    if not path.exists():
+        raise ValueError(
+            f"{path} is missing: a golden folder holds it beside original/, a checkpoint folder "
+            f"holds config.json, and {path.parent} holds neither"
+        )
     try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise ValueError(f"{path} is missing: a golden folder holds it beside original/") from None
+        with path.open("rb"):  # says in words why a file cannot be opened
+            return load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        raise ValueError(f"{path} is damaged: {error}; copy it again") from None
+
+
+def refuse_other_model(
+    model: Inkling, expected: dict[str, Tensor], records: Path, checkpoint: Path
+) -> None:
+    """Raises ValueError naming file and item when the records cannot be this checkpoint's."""
+    problem = record_problem(model, expected)
+    if problem:
+        raise ValueError(f"{records}: {problem}; are these the records of {checkpoint}?")
 
 
 def load_model(folder: Path, dtype: str, console: Console) -> Inkling:
     """Loads a checkpoint in the released layout with progress; prints what was left out."""
+    from suzuri.tools.self_trace import refuse_too_big
+
     config = ModelConfig.from_file(folder)
     if config.unknown_keys:
-        console.print(f"config.json: ignored unknown keys {', '.join(config.unknown_keys)}")
+        keys = ", ".join(config.unknown_keys)
+        console.print(f"config.json: ignored unknown keys {keys}", markup=False)
+    refuse_too_big(config, dtype, folder)
     model = Inkling(config, dtype=getattr(torch, dtype))
     columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -188,23 +216,25 @@ def load_model(folder: Path, dtype: str, console: Console) -> Inkling:
         )
     console.print(
         f"loaded {report.num_tensors} tensors, {report.num_bytes / 1e6:.1f} MB, from {folder} "
-        f"as {dtype}: {', '.join(sorted(report.parts))}; {report.mtp_depths} draft depths"
+        f"as {dtype}: {', '.join(sorted(report.parts))}; {report.mtp_depths} draft depths",
+        markup=False,
     )
     for note in report.notes:
-        console.print(f"note: {note}")
+        console.print(f"note: {note}", markup=False)
     return model
 
 
 def show(console: Console, rows: list[Row], subject: str, against: str = "expected") -> int:
     """Prints the table and the verdict; returns the exit code."""
-    table = Table(box=box.SIMPLE_HEAD, title=f"{subject} against {against}", title_justify="left")
+    title = escape(f"{subject} against {against}")
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("item", no_wrap=True)
     table.add_column("largest gap", justify="right", no_wrap=True)
     table.add_column("allowed", no_wrap=True)
     table.add_column("", no_wrap=True)
     for row in rows:
         mark = "[green]ok[/]" if row.ok else "[bold red]FAILED[/]"
-        table.add_row(row.name, f"{row.difference:.2e}", row.limit, mark)
+        table.add_row(escape(row.name), f"{row.difference:.2e}", row.limit, mark)
     console.print(table)
     failed = [row for row in rows if not row.ok]
     if not rows:

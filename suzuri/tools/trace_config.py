@@ -6,6 +6,10 @@ from typing import Literal
 
 from tyro.conf import Positional
 
+DEFAULT_TOKENS = 40
+MAX_TOKENS = 100_000
+MAX_SEED = 2**62
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TraceConfig:
@@ -31,11 +35,11 @@ class TraceConfig:
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Arithmetic. The tolerances are meant for float32."""
 
-    num_tokens: int = 40
-    """Without expected numbers: prompt length."""
+    num_tokens: int | None = None
+    """Without expected numbers: prompt length (default 40)."""
 
-    seed: int = 0
-    """Without expected numbers: seed of the prompt, and of random weights."""
+    seed: int | None = None
+    """Without expected numbers: seed of the prompt, and of random weights (default 0)."""
 
     def resolve(self) -> "TraceConfig":
         """Checks fields against each other. Raises ValueError naming the flag and the fix."""
@@ -46,12 +50,14 @@ class TraceConfig:
                 )
             if self.config is None:
                 raise ValueError("--random-weights needs --config FILE (or a preset's name)")
-            if self.num_tokens < 2:
-                raise ValueError(f"--num-tokens {self.num_tokens}: at least 2 are needed")
         elif self.config is not None:
             raise ValueError(
                 "--config goes with --random-weights; a golden folder has its own config"
             )
         elif self.directory is None:
             raise ValueError("give a golden folder, or --random-weights --config FILE")
+        if self.num_tokens is not None and not 2 <= self.num_tokens <= MAX_TOKENS:
+            raise ValueError(f"--num-tokens {self.num_tokens}: must be from 2 to {MAX_TOKENS}")
+        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"--seed {self.seed}: must be from 0 to {MAX_SEED}")
         return self

@@ -31,6 +31,7 @@ LEVELS = (
     {"engine", "training", "envs"},
     {"rl", "evals", "server", "tools"},
     {"cli"},
+    {"__main__"},
 )
 LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

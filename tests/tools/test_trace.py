@@ -1,5 +1,6 @@
 """The command line: exit codes, the last line, and errors that name the fix."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -20,6 +21,9 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str]
     code = ended.value.code
     assert isinstance(code, int)
     return code, out.strip().splitlines(), err
+
+
+TINY = ("--random-weights", "--config", "tiny")
 
 
 def altered(tmp_path: Path, **changes: torch.Tensor) -> Path:
@@ -100,7 +104,11 @@ def test_tolerances_are_those_of_the_golden_readme() -> None:
         (["trace", "--random-weights", "--config", "no/config.json"], "no such file"),
         (["trace", "--random-weights", "--config", "tiny", "x"], "takes its shape from --config"),
         (["trace", "x", "--config", "tiny"], "--config goes with --random-weights"),
-        (["trace", "--random-weights", "--config", "tiny", "--num-tokens", "1"], "at least 2"),
+        (["trace", *TINY, "--num-tokens", "1"], "--num-tokens 1: must be from 2 to 100000"),
+        (["trace", *TINY, "--num-tokens", "5000"], "model_max_length is 4096"),
+        (["trace", *TINY, "--seed", "-1"], "--seed -1: must be from 0"),
+        (["trace", str(GOLDEN / "odd" / "original"), "--num-tokens", "0"], "must be from 2"),
+        (["trace", str(GOLDEN / "odd"), "--seed", "3"], "have no effect on a folder with expected"),
         (["trace", "--random-weights", "--config", "inkling"], "GB are free; give a smaller"),
         (["trace", "--layout", "transformers", "x"], "transformers"),
         (["trace", "--dtypo", "float32", "x"], "--dtypo"),
@@ -149,3 +157,135 @@ def test_a_broken_checkpoint_is_an_input_error(
     assert code == 2
     assert "mtp.safetensors" in err
     assert "100" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("text.input_ids", torch.tensor([[1, 100000]]), "text.input_ids has ids outside 0..300"),
+        ("text.input_ids", torch.tensor([[1]]), "text.input_ids must hold at least 2 token ids"),
+        ("text.greedy_ids", torch.zeros(0, dtype=torch.int64), "text.greedy_ids is empty"),
+        (
+            "mtp.normed.hidden_in",
+            torch.zeros(1, 3, 64),
+            "mtp.normed.hidden_in has shape [1, 3, 64]",
+        ),
+        ("mtp.normed.hidden_in", torch.zeros(1, 39, 60), "this model needs [..., (39, 64)]"),
+        ("vision.pixel_values", torch.zeros(5, 2, 5, 6, 3), "vision.pixel_values has shape"),
+        ("audio.bins", torch.full((1, 7, 20), 16, dtype=torch.int32), "levels outside 0..15"),
+        (
+            "audio.bins",
+            torch.zeros(1, 6, 20, dtype=torch.int32),
+            "7 placeholders, audio.bins holds 6",
+        ),
+        ("mm.input_ids", torch.zeros(1, 34), "mm.input_ids must hold at least 2 token ids"),
+    ],
+)
+def test_records_that_do_not_fit_the_model_are_refused(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    name: str,
+    value: torch.Tensor,
+    message: str,
+) -> None:
+    folder = altered(tmp_path, **{name.replace(".", "__"): value})
+    code, _, err = run(capsys, "trace", str(folder))
+    assert code == 2
+    assert message in err
+    assert "expected.safetensors: " in err
+    assert "are these the records of" in err
+
+
+def test_the_records_of_another_checkpoint_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = altered(tmp_path)
+    for other in ("wide", "odd", "alldense"):
+        shutil.rmtree(folder / "original")
+        shutil.copytree(GOLDEN / other / "original", folder / "original")
+        code, lines, err = run(capsys, "trace", str(folder))
+        assert code == 2, lines
+        assert "are these the records of" in err
+
+
+@pytest.mark.parametrize("name", ["expected.safetensors", "media.safetensors"])
+def test_damaged_records_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    source = GOLDEN / ("base" if name.startswith("expected") else "media")
+    folder = tmp_path / "[/red] x"
+    shutil.copytree(source, folder)
+    code, lines, _ = run(capsys, "trace", str(folder))
+    assert code == 0
+    assert "[/red] x" in lines[-1]
+    file = folder / name
+    for damaged in (file.read_bytes()[:-5], b"garbage", b""):
+        file.write_bytes(damaged)
+        code, _, err = run(capsys, "trace", str(folder))
+        assert code == 2
+        assert f"{name} is damaged" in err
+    file.unlink()
+    file.mkdir()
+    code, _, err = run(capsys, "trace", str(folder))
+    assert code == 2
+    assert name in err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("weird", "'weird', which this version cannot compute"),
+        ("image.0.xfoo.pixel_values_frame0", "the tag 'xfoo' is neither plain nor x and a factor"),
+        ("audio.9.bins", "audio.9.bins has no source 'audio.9.waveform'"),
+    ],
+)
+def test_odd_media_items_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, message: str
+) -> None:
+    values = load_file(GOLDEN / "media" / "media.safetensors")
+    save_file({**values, name: torch.zeros(2)}, tmp_path / "media.safetensors")
+    code, _, err = run(capsys, "trace", str(tmp_path))
+    assert code == 2
+    assert message in err
+
+
+def test_a_weight_that_is_not_finite_fails_wherever_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(GOLDEN / "odd" / "original", folder)
+    shard = folder / "model-00001-of-00001.safetensors"
+    values = load_file(shard)
+    values["model.llm.embed.weight"][215, 0] = float("nan")
+    save_file(values, shard)
+    code, lines, _ = run(capsys, "trace", str(folder))
+    assert code == 1
+    assert "first weights: decoder.embed.weight finite: 1 of" in lines[-1]
+
+
+def test_a_model_that_cannot_fit_is_refused_in_every_mode(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = altered(tmp_path)
+    file = folder / "original" / "config.json"
+    config = json.loads(file.read_text())
+    for size in (10**12, 10**310):
+        config["text_config"]["vocab_size"] = size
+        file.write_text(json.dumps(config))
+        for words in (
+            [str(folder)],
+            [str(folder / "original")],
+            ["--random-weights", "--config", str(file)],
+        ):
+            code, _, err = run(capsys, "trace", *words)
+            assert code == 2
+            assert "GB are free; give a smaller" in err
+
+
+def test_the_log_level_is_checked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUZURI_LOG", "bogus")
+    code, _, err = run(capsys, "trace", str(GOLDEN / "alldense"))
+    assert code == 2
+    assert "SUZURI_LOG='bogus' is not one of" in err

@@ -1,0 +1,5 @@
+"""`python -m suzuri` is the command `suzuri`."""
+
+from suzuri.cli import main
+
+main()
