@@ -1,6 +1,6 @@
 # make demo   install, then load a small checkpoint and compare every layer with its golden record
 # make test   install, then every test that needs no GPU
-# make check  install, then lint and the fast tests: the loop while editing
+# make check  install, then lint and all tests but the slow ones: the loop while editing
 # make lint   ruff and pyright only
 # make gpu    the tests that need one or more GPUs
 # make sizes  lines per room against the aims in docs/style.md

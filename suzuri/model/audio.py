@@ -28,6 +28,16 @@ class AudioEmbedder(nn.Module):
         self.final_norm = RMSNorm(config.decoder_dmodel, EPS, dtype)
 
     def forward(self, levels_MB: Tensor) -> Tensor:
+        if levels_MB.shape[-1] != self.num_bands:
+            raise ValueError(
+                f"{levels_MB.shape[-1]} mel bands given, the tower has {self.num_bands}"
+            )
+        # A level beyond the last would silently read the next band's row. Looking at the values of
+        # a GPU tensor would stop the step for it: there they come checked.
+        if levels_MB.device.type == "cpu" and levels_MB.numel():
+            low, high = int(levels_MB.min()), int(levels_MB.max())
+            if low < 0 or high >= self.num_levels:
+                raise ValueError(f"audio levels {low}..{high}, must be in 0..{self.num_levels - 1}")
         band_B = torch.arange(self.num_bands, device=levels_MB.device)
         sum_MD = embedding_sum(
             levels_MB.to(torch.int64) + self.num_levels * band_B, self.encoder.weight

@@ -103,12 +103,16 @@ def pack(
         raise ValueError(f"first_positions {firsts}: without a cache every sequence starts at 0")
     rows: list[int] = []
     for sequence, index, features in media:
+        if not 0 <= sequence < len(lengths):
+            raise ValueError(f"media for sequence {sequence} of {len(lengths)}")
         if index < 0 or index + features.shape[0] > lengths[sequence]:
             raise ValueError(
                 f"media of {features.shape[0]} tokens at index {index} do not fit into sequence "
                 f"{sequence} of {lengths[sequence]} tokens"
             )
         rows.extend(range(starts[sequence] + index, starts[sequence] + index + features.shape[0]))
+    if any(type(token) is not int for ids in sequences for token in ids):
+        raise ValueError("token ids must be integers")
     if len(set(rows)) != len(rows):
         raise ValueError("media overlap: two features for one token")
 

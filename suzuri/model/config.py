@@ -17,6 +17,9 @@ from suzuri.model import config_file, presets
 from suzuri.model.json_fields import Above, Between, check_fields
 from suzuri.model.vision_plan import Scale, fold_scales, fold_shapes
 
+NUM_BYTES, FIRST_SPECIAL, NUM_TOKEN_IDS = 256, 199998, 200058
+"""The tokenizer's ids: single bytes first, specials last."""
+ALWAYS_KEPT = (*range(NUM_BYTES), *range(FIRST_SPECIAL, NUM_TOKEN_IDS))
 WEIGHT_DTYPES = ("bfloat16", "float32")
 
 
@@ -276,6 +279,17 @@ class ModelConfig:
             )
         if kept is not None and list(kept) != sorted(kept):
             raise ValueError("kept_vocabulary: the ids must be in ascending order")
+        if kept is not None:
+            held = frozenset(kept)
+            lacking = [token for token in ALWAYS_KEPT if token not in held]
+            if lacking:
+                raise ValueError(
+                    f"kept_vocabulary lacks {lacking[:5]}: it must hold every single-byte token "
+                    f"(0..{NUM_BYTES - 1}) and every special token "
+                    f"({FIRST_SPECIAL}..{NUM_TOKEN_IDS - 1})"
+                )
+            if kept[-1] >= NUM_TOKEN_IDS:
+                raise ValueError(f"kept_vocabulary: {kept[-1]} is not a token id")
         used: dict[str, int | None] = {"eos_token_id": self.eos_token_id}
         if self.vision is not None:
             used["image_token_id"] = self.image_token_id

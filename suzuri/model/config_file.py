@@ -98,6 +98,8 @@ def read(document: Mapping[str, Any]) -> Fields:
     top.get("architectures")
     top.get("transformers_version")
     top.expect("tie_word_embeddings", False)
+    if top.get("quantization_config") is not None:
+        raise ValueError("quantization_config: quantised checkpoints are not read yet; give bf16")
     blocks = [top, *([] if text is top else [text])]
     audio = _tower(top, "audio_config", AUDIO_RECIPE, blocks)
     vision = _tower(top, "vision_config", VISION_RECIPE, blocks)
@@ -149,7 +151,9 @@ def _text_fields(text: Block, top: Block) -> dict[str, Any]:
             "dense_mlp_idx",
         )
     }
-    fields["torch_dtype"] = text.get("torch_dtype", top.get("torch_dtype", "bfloat16"))
+    # Newer writers call it dtype.
+    given = [block.get(key) for block in (text, top) for key in ("torch_dtype", "dtype")]
+    fields["torch_dtype"] = next((dtype for dtype in given if dtype is not None), "bfloat16")
     fields["unpadded_vocab_size"] = text.get("unpadded_vocab_size", fields["vocab_size"])
     fields["head_dim"] = _head_dim(text, fields)
     for key in ("num_attention_heads", "num_key_value_heads", "head_dim"):

@@ -89,9 +89,14 @@ class Decoder(nn.Module):
 
         Media features replace rows after the norm and are not normed themselves.
         """
-        h_ND = self.embed_norm(embedding(batch.token_ids_N, self.embed.weight))
+        # Padding rows are no tokens: an id that points at one is refused like any beyond the table.
+        real_VD = self.embed.weight[: self.text.unpadded_vocab_size]
+        h_ND = self.embed_norm(embedding(batch.token_ids_N, real_VD))
         if batch.media_rows_M is not None and batch.media_features_MD is not None:
             features_MD = batch.media_features_MD.to(h_ND.dtype)
+            if features_MD.shape[1] != h_ND.shape[1]:
+                width = features_MD.shape[1]
+                raise ValueError(f"media features are {width} wide, rows are {h_ND.shape[1]}")
             h_ND = h_ND.index_copy(0, batch.media_rows_M, features_MD)
         return h_ND
 

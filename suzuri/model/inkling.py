@@ -30,6 +30,10 @@ class Inkling(nn.Module):
         parts: frozenset[str] = PARTS,
     ) -> None:
         super().__init__()
+        if dtype not in (torch.bfloat16, torch.float32, torch.float64):
+            raise ValueError(f"dtype {dtype}: must be bfloat16, float32 or float64")
+        if not parts <= PARTS:
+            raise ValueError(f"parts {sorted(parts - PARTS)}: there are {sorted(PARTS)}")
         self.config = config
         with torch.device(device):
             self.decoder = Decoder(config.text, dtype)

@@ -19,6 +19,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
+from suzuri.log import get_logger
 from suzuri.model.checkpoint_files import (
     INDEX_SUFFIX,
     Checkpoint,
@@ -31,6 +32,8 @@ from suzuri.model.config import WEIGHT_DTYPES, ModelConfig, MtpConfig
 from suzuri.model.inkling import Inkling
 from suzuri.model.reconcile import LoadPlan, reconcile
 from suzuri.model.tensor_table import BYTES_PER_VALUE, Entry, table
+
+log = get_logger(__name__)
 
 CHUNK_BYTES = 32 << 20
 """Host memory that loading and exporting use beyond the model itself."""
@@ -149,6 +152,7 @@ def _copy_in(
     done = 0
     for file_name, reads in sorted(by_file.items()):
         path = checkpoint.directory / file_name
+        log.debug("reading %d tensors from %s", len(reads), path)
         with path.open("rb", buffering=0) as file, torch.no_grad():
             for entry, tensor in sorted(reads, key=lambda read: read[1].start):
                 file.seek(tensor.start)
@@ -295,8 +299,8 @@ def _convert(values: Tensor, entry: Entry, *, may_round: bool) -> Tensor:
         if not is_same.all():
             raise ValueError(
                 f"{entry.parameter} holds {values[~is_same][0].item()!r}, which {entry.dtype} "
-                f"cannot store exactly (for {entry.name}); give dtype='bfloat16' to round to "
-                "nearest even, or dtype='float32' to keep every bit"
+                f"cannot store exactly (for {entry.name}); give dtype='bfloat16' or 'float32' to "
+                "round to nearest even"
             )
     return stored.cpu()
 

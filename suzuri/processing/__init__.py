@@ -8,7 +8,7 @@ checkpoints), `images.py` then `image_header.py`, `audio.py` then `audio_files.p
 `audio_decoders.py`, `mp3.py`, `sources.py`, `errors.py`.
 
 Public names: `tokenizer.Tokenizer` and the special ids; `vocabulary.Vocabulary`,
-`KeptVocabulary`, `FullVocabulary`, `vocabulary_of`, `tiny_kept_ids`; `images.image_patches`,
+`KeptVocabulary`, `FullVocabulary`, `vocabulary_of`; `images.image_patches`,
 `image_size`, `num_image_tokens`; `audio.audio_bins`, `num_audio_tokens`;
 `audio_files.load_waveform`; `errors.MediaError`, `MissingDecoderError`.
 """

@@ -76,7 +76,7 @@ def _open_plain_wav(file: IO[bytes]) -> Clip | None:
 
 
 def _open_with_soundfile(file: IO[bytes]) -> Clip:
-    soundfile = package("soundfile", "this kind of clip", "pip install 'suzuri[media]'")
+    soundfile = package("soundfile", "this kind of clip", "pip install soundfile soxr")
     try:
         clip = soundfile.SoundFile(_Seekable(file))
     except soundfile.SoundFileError as error:

@@ -119,7 +119,7 @@ def _resampled_length(num_frames: int, rate: int) -> int:
 def _resample(samples: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
     if rate == SAMPLE_RATE:
         return samples
-    soxr = package("soxr", f"a clip at {rate} Hz", "pip install 'suzuri[media]', or send 16 kHz")
+    soxr = package("soxr", f"a clip at {rate} Hz", "pip install soxr, or send 16 kHz")
     resampled: NDArray[np.float32] = soxr.resample(samples, rate, SAMPLE_RATE, quality="HQ")
     # soxr rounds the length, which may be one sample off the count made from the header.
     out = np.zeros(_resampled_length(len(samples), rate), np.float32)

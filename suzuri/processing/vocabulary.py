@@ -97,11 +97,6 @@ def vocabulary_of(
     return FullVocabulary() if kept_ids is None else KeptVocabulary(kept_ids, token_bytes)
 
 
-def tiny_kept_ids() -> list[int]:
-    """1000 ids for test models: the 940 lowest, which start with the bytes, and the special ids."""
-    return [*range(940), *range(FIRST_SPECIAL, NUM_IDS)]
-
-
 def _check_rows(rows: Sequence[int], num_rows: int) -> None:
     wrong = sorted({row for row in rows if not 0 <= row < num_rows})
     if wrong:

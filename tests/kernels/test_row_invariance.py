@@ -100,7 +100,9 @@ def test_accumulators_in_batches(device: str, k: int, n: int):
 @pytest.mark.parametrize("op", FORWARD_OPS)
 def test_forward_ops(device: str, op: str, dtype: torch.dtype):
     ways = [FORWARD_OPS[op](Draw(dtype, device, layout)) for layout in LAYOUTS.values()]
-    assert_rows_alone(ways[0], others=ways[1:], causal=op in CAUSAL, device=device)
+    causal = op in CAUSAL
+    assert_rows_alone(ways[0], counts=EVERY_COUNT, causal=causal, device=device)
+    assert_rows_alone(ways[0], others=ways[1:], causal=causal, device=device)
 
 
 ALLOWED: dict[str, Callable[[Tensor], Tensor]] = {

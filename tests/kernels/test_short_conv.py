@@ -175,7 +175,7 @@ def test_rollback_is_going_on_from_an_earlier_position(device: str, undone: int,
 
 
 @pytest.mark.parametrize("layout", ["channels apart", "rows last", "every second slot"])
-def test_a_state_view_of_any_strides(device: str, layout: str):
+def test_n25_a_state_view_of_any_strides(device: str, layout: str):
     sequences, weight = sequences_and_weight(torch.bfloat16, device, taps=4)
     ends = [[2, 3, 6], [1, 5, 6]]
     straight = Ring.make(4, sequences[0])

@@ -196,6 +196,17 @@ def test_no_draft_depths(absent: Any) -> None:
         (("kept_vocabulary",), [1, 2], ["kept_vocabulary has 2 ids", "1000"]),
         (("kept_vocabulary",), [0, *range(999)], ["0 is listed twice"]),
         (("kept_vocabulary",), [*range(1, 1000), 0], ["ascending"]),
+        (
+            ("kept_vocabulary",),
+            [*range(5), *range(6, 941), *range(199998, 200058)],
+            ["lacks [5]", "single-byte token"],
+        ),
+        (("kept_vocabulary",), [*range(1000)], ["lacks [199998, 199999", "special token"]),
+        (
+            ("kept_vocabulary",),
+            [*range(939), *range(199998, 200058), 200058],
+            ["200058 is not a token id"],
+        ),
     ],
 )
 def test_impossible_values_elsewhere(path: tuple[str, ...], value: Any, words: list[str]) -> None:

@@ -89,6 +89,27 @@ def test_broken_file_names_file_and_position(
         assert word in str(caught.value)
 
 
+def test_quantised_checkpoints_are_refused_by_name() -> None:
+    values = document()
+    values["quantization_config"] = {"quant_algo": "NVFP4"}
+    with pytest.raises(ValueError, match="quantization_config: quantised checkpoints are not"):
+        ModelConfig.from_dict(values)
+    values["quantization_config"] = None
+    assert "quantization_config" not in ModelConfig.from_dict(values).unknown_keys
+
+
+@pytest.mark.parametrize("key", ["torch_dtype", "dtype"])
+def test_both_names_of_the_weight_dtype(key: str) -> None:
+    values = document()
+    values.pop("torch_dtype", None)
+    values["text_config"].pop("torch_dtype", None)
+    assert ModelConfig.from_dict(values).text.torch_dtype == "bfloat16"
+    values["text_config"][key] = "float32"
+    config = ModelConfig.from_dict(values)
+    assert config.text.torch_dtype == "float32"
+    assert config.unknown_keys == ()
+
+
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.json: no such file"):
         ModelConfig.from_file(tmp_path)

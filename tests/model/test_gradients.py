@@ -64,6 +64,7 @@ def test_the_stages_cover_every_tensor_and_only_the_selection_bias_has_no_gradie
     assert sorted(covered + without) == sorted(n for n, _ in model.named_parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_gradients_match_finite_differences(stage: int) -> None:
     generator = torch.Generator().manual_seed(stage)

@@ -7,6 +7,8 @@ import torch
 
 from suzuri.kernels.sample_tokens import sample_tokens
 from suzuri.model.batch import pack
+from suzuri.model.cache import SequenceCache, decoder_attentions
+from suzuri.model.inkling import Inkling
 from suzuri.model.moe import MoE
 from suzuri.tools.golden import greedy, recorded
 from tests.model.models import (
@@ -45,6 +47,7 @@ def test_n03_ragged_batch_equals_each_alone(case: str, dtype: torch.dtype) -> No
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", (253, 361, 505, 541, 721, 1009, 1441))
 def test_n05_result_does_not_depend_on_chunk_size(length: int) -> None:
     model = golden_model("base")
@@ -69,10 +72,32 @@ def test_n09_greedy_decode_equals_repeated_full_forward(case: str) -> None:
             repeated.append(int(logits_1V.argmax()))
         assert repeated[len(ids) :] == tokens.tolist()
         decoded.append(repeated)
-    ragged_ND = model.decoder(pack([ids[:-1] for ids in decoded]))
-    last = [ids[-1] for ids in decoded]
-    ends = torch.tensor([len(ids) - 1 for ids in decoded]).cumsum(0) - 1
-    assert model.decoder.logits(ragged_ND[ends]).argmax(-1).tolist() == last
+    assert decode_together(model, sequences, 30) == decoded
+
+
+def decode_together(model: Inkling, prompts: list[list[int]], num_new: int) -> list[list[int]]:
+    """Greedy decoding of a ragged batch through one cache, every sequence in every step."""
+    cache = SequenceCache(
+        model.config,
+        decoder_attentions(model.config),
+        num_sequences=len(prompts),
+        max_tokens=max(map(len, prompts)) + num_new,
+        dtype=model.decoder.norm.weight.dtype,
+        page_size=16,
+    )
+    sequences = [list(ids) for ids in prompts]
+    pieces, firsts = [list(ids) for ids in prompts], [0] * len(prompts)
+    for _ in range(num_new):
+        lengths = [len(piece) for piece in pieces]
+        view = cache.view(range(len(prompts)), firsts, lengths)
+        hidden_ND = model.decoder(pack(pieces, first_positions=firsts, cache=view))
+        ends = torch.tensor(lengths).cumsum(0) - 1
+        chosen = model.decoder.logits(hidden_ND[ends]).argmax(-1).tolist()
+        firsts = [first + length for first, length in zip(firsts, lengths, strict=True)]
+        pieces = [[token] for token in chosen]
+        for ids, token in zip(sequences, chosen, strict=True):
+            ids.append(token)
+    return sequences
 
 
 def test_n14_zero_convs_return_their_input_and_the_layer_adds_its_own_residual() -> None:

@@ -118,3 +118,29 @@ def test_the_same_token_twice_sums_its_gradient() -> None:
     once.copy_(model.decoder.embed.weight.grad)
     torch.testing.assert_close(grad[4], 2 * once[4])
     torch.testing.assert_close(grad[9], once[9])
+
+
+def test_input_that_cannot_be_right_is_refused() -> None:
+    model = random_model()
+    assert model.audio is not None
+    text = model.config.text
+    with pytest.raises(IndexError, match=f"id {text.unpadded_vocab_size} is not in"):
+        model.decoder.embedded(pack([[text.unpadded_vocab_size]]))
+    with pytest.raises(IndexError, match="id -1 is not in"):
+        model.decoder.embedded(pack([[-1]]))
+    with pytest.raises(ValueError, match="token ids must be integers"):
+        pack([[1.5]])  # pyright: ignore[reportArgumentType]
+    for sequence in (-2, 5):
+        with pytest.raises(ValueError, match=f"media for sequence {sequence} of 1"):
+            pack([[1, 2, 3]], media=[(sequence, 0, torch.ones(1, text.hidden_size))])
+    with pytest.raises(ValueError, match="media features are 3 wide"):
+        model.decoder.embedded(pack([[1, 2]], media=[(0, 0, torch.ones(1, 3))]))
+    for level in (-1, 16):
+        with pytest.raises(ValueError, match=r"must be in 0\.\.15"):
+            model.audio(torch.full((2, 80), level))
+    with pytest.raises(ValueError, match="79 mel bands given"):
+        model.audio(torch.zeros(2, 79, dtype=torch.int64))
+    with pytest.raises(ValueError, match="dtype"):
+        Inkling(model.config, dtype=torch.float16)
+    with pytest.raises(ValueError, match="there are"):
+        Inkling(model.config, parts=frozenset({"x"}))

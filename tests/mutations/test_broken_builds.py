@@ -99,6 +99,7 @@ def trace(package_parent: Path) -> tuple[int, str]:
     return done.returncode, done.stdout.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PATCHES)
 def test_a_broken_build_fails_and_names_the_item(name: str, tmp_path: Path) -> None:
     patch = PATCHES[name]

@@ -7,16 +7,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from suzuri.model.config import preset
 from suzuri.processing.tokenizer import FIRST_SPECIAL, NUM_IDS, Tokenizer
 from suzuri.processing.vocabulary import (
     FullVocabulary,
     KeptVocabulary,
-    tiny_kept_ids,
     vocabulary_of,
 )
 
 CHATS = json.loads((Path(__file__).parents[1] / "golden" / "chat.json").read_text())
 TOKENIZER = Tokenizer()
+
+
+def tiny_kept_ids() -> list[int]:
+    """The list of the preset `tiny`."""
+    kept = preset("tiny").kept_vocabulary
+    assert kept is not None
+    return list(kept)
+
+
 TINY = KeptVocabulary(tiny_kept_ids(), TOKENIZER.token_bytes)
 
 
