@@ -221,6 +221,12 @@ def test_the_workspace_of_1024_rows_at_262144_tokens():
     assert largest_allocation(1024, 262_144, reach=512, window=512) <= 64 * (512 + 64)
 
 
+@pytest.mark.slow
+def test_the_workspace_of_a_global_layer_at_262144_tokens():
+    """N26 over every key: one block of rows, since a chunk of 1,024 is 16 of them, one at a time."""
+    assert largest_allocation(64, 262_144, reach=256, window=None) <= 64 * (256 + 64)
+
+
 def test_the_workspace_probe_sees_a_whole_matrix():
     with LargestAllocation() as largest:
         x = torch.ones(30, 4)
