@@ -223,7 +223,7 @@ def test_the_workspace_of_1024_rows_at_262144_tokens():
 
 @pytest.mark.slow
 def test_the_workspace_of_a_global_layer_at_262144_tokens():
-    """N26 over every key: one block of rows, since a chunk of 1,024 is 16 of them, one at a time."""
+    """N26 over every key, for one block of rows: a chunk of 1,024 is 16 such, one by one."""
     assert largest_allocation(64, 262_144, reach=256, window=None) <= 64 * (256 + 64)
 
 
