@@ -16,7 +16,8 @@ from torch import Tensor
 
 from suzuri.processing.audio import bin_centers, dmel_bins, log_mel, mel_filters
 from suzuri.processing.images import image_patches
-from suzuri.tools.trace import EXACT, TOWERS, Row, Tolerance, compare, read_records
+from suzuri.tools.loading import read_records
+from suzuri.tools.rows import EXACT, TOWERS, Row, Tolerance, compare
 
 RESCALED = Tolerance(atol=0.02)
 """The folder was rescaled by another library, one 1/255 step off in some values."""

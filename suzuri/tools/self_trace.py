@@ -16,18 +16,16 @@ from suzuri.model.batch import pack
 from suzuri.model.cache import SequenceCache, decoder_attentions
 from suzuri.model.config import PRESETS, ModelConfig, preset
 from suzuri.model.inkling import Inkling, randomize
-from suzuri.model.tensor_table import table
 from suzuri.tools.golden import draft_chain
-from suzuri.tools.trace import Row
+from suzuri.tools.loading import refuse_too_big
+from suzuri.tools.rows import Row
 from suzuri.tools.trace_config import DEFAULT_TOKENS, TraceConfig
 
-MEMINFO = Path("/proc/meminfo")
 INTEGERS = {
     torch.float32: torch.int32,
     torch.float64: torch.int64,
     torch.bfloat16: torch.int16,
 }
-BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 
 def trace_shape(config: TraceConfig, console: Console) -> list[Row]:
@@ -58,9 +56,10 @@ def self_checks(model: Inkling, config: TraceConfig, console: Console) -> list[R
         # One row for all weights, unless some are at fault: a large model has a thousand of them.
         bad = [row for row in rows if not row.ok]
         rows = bad or [dataclasses.replace(rows[0], name=f"{len(rows)} weights finite")]
-        rows += _decoder_rows(model, ids, other)
+        hidden_ND = model.decoder(pack([ids]))
+        rows += _decoder_rows(model, hidden_ND, ids, other)
         rows += _tower_rows(model, generator)
-        rows += _draft_rows(model, ids)
+        rows += _draft_rows(model, hidden_ND, ids)
     return rows
 
 
@@ -79,29 +78,8 @@ def read_shape(name: str) -> ModelConfig:
     raise ValueError(f"--config {name}: no such file")
 
 
-def refuse_too_big(shape: ModelConfig, dtype: str, where: object) -> None:
-    """Raises ValueError with both figures when the weights cannot fit into free memory."""
-    gigabytes = sum(entry.num_values for entry in table(shape)) * BYTES[dtype] * 13 // 10**10
-    free = _available_bytes()
-    if free is not None and gigabytes > free // 10**9:
-        needed = f"{gigabytes:,}" if gigabytes < 10**9 else "more than 1,000,000,000"
-        raise ValueError(
-            f"{where}: this shape needs about {needed} GB as {dtype} (weights and 30 % beside "
-            f"them), {free / 1e9:.1f} GB are free; give a smaller config or another --dtype"
-        )
-
-
-def _available_bytes() -> int | None:
-    """Memory that can be had without swapping; None where the system does not tell (macOS)."""
-    if not MEMINFO.exists():
-        return None
-    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
-    return int(lines["MemAvailable"].split()[0]) * 1024
-
-
-def _decoder_rows(model: Inkling, ids: list[int], other: list[int]) -> list[Row]:
+def _decoder_rows(model: Inkling, full_ND: Tensor, ids: list[int], other: list[int]) -> list[Row]:
     decoder = model.decoder
-    full_ND = decoder(pack([ids]))
     logits_NV = decoder.logits(full_ND)
     batched_ND = decoder(pack([other, ids, other]))[len(other) : len(other) + len(ids)]
     third = max(len(ids) // 3, 1)
@@ -158,11 +136,10 @@ def _tower_rows(model: Inkling, generator: torch.Generator) -> list[Row]:
     return rows
 
 
-def _draft_rows(model: Inkling, ids: list[int]) -> list[Row]:
+def _draft_rows(model: Inkling, full_ND: Tensor, ids: list[int]) -> list[Row]:
     if model.draft is None:
         return []
-    hidden_ND = model.decoder(pack([ids]))[:-1]
-    chain = draft_chain(model, hidden_ND, ids[1:], len(model.draft.depths))
+    chain = draft_chain(model, full_ND[:-1], ids[1:], len(model.draft.depths))
     return [finite(f"mtp.depth.{d}.logits", logits_1V) for d, (_, logits_1V) in enumerate(chain)]
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from suzuri.cli import main
-from suzuri.tools.trace import EXACT, LAYERS, LOGITS, TOWERS, Tolerance, compare, tolerance
+from suzuri.tools.rows import EXACT, LAYERS, LOGITS, TOWERS, Tolerance, compare, tolerance
 from tests.model.models import GOLDEN
 
 
