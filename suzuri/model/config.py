@@ -9,7 +9,7 @@ checks. No torch here.
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +17,16 @@ from suzuri.model import config_file, presets
 from suzuri.model.json_fields import Above, Between, check_fields
 from suzuri.model.vision_plan import Scale, fold_scales, fold_shapes
 
-NUM_BYTES, FIRST_SPECIAL, NUM_TOKEN_IDS = 256, 199998, 200058
-"""The tokenizer's ids: single bytes first, specials last."""
-ALWAYS_KEPT = (*range(NUM_BYTES), *range(FIRST_SPECIAL, NUM_TOKEN_IDS))
+NUM_BYTE_TOKENS, FIRST_SPECIAL, NUM_IDS = 256, 199998, 200058
+"""The tokenizer's ids: single bytes first, specials last, NUM_IDS in all."""
 WEIGHT_DTYPES = ("bfloat16", "float32")
+
+
+def lacking_ids(kept: Sequence[int]) -> list[int]:
+    """The ids that every kept vocabulary must hold and this one does not, ascending."""
+    held = frozenset(kept)
+    needed = (*range(NUM_BYTE_TOKENS), *range(FIRST_SPECIAL, NUM_IDS))
+    return [token for token in needed if token not in held]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -280,15 +286,14 @@ class ModelConfig:
         if kept is not None and list(kept) != sorted(kept):
             raise ValueError("kept_vocabulary: the ids must be in ascending order")
         if kept is not None:
-            held = frozenset(kept)
-            lacking = [token for token in ALWAYS_KEPT if token not in held]
+            lacking = lacking_ids(kept)
             if lacking:
                 raise ValueError(
                     f"kept_vocabulary lacks {lacking[:5]}: it must hold every single-byte token "
-                    f"(0..{NUM_BYTES - 1}) and every special token "
-                    f"({FIRST_SPECIAL}..{NUM_TOKEN_IDS - 1})"
+                    f"(0..{NUM_BYTE_TOKENS - 1}) and every special token "
+                    f"({FIRST_SPECIAL}..{NUM_IDS - 1})"
                 )
-            if kept[-1] >= NUM_TOKEN_IDS:
+            if kept[-1] >= NUM_IDS:
                 raise ValueError(f"kept_vocabulary: {kept[-1]} is not a token id")
         used: dict[str, int | None] = {"eos_token_id": self.eos_token_id}
         if self.vision is not None:

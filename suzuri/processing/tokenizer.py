@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-NUM_IDS: Final = 200058
-"""Ids in use; rows of embeddings beyond this are padding and never sampled."""
-FIRST_SPECIAL: Final = 199998
+from suzuri.model.config import FIRST_SPECIAL, NUM_IDS
 
 ENDOFTEXT: Final = 199999
 MESSAGE_USER: Final = 200000

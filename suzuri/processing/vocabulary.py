@@ -9,9 +9,8 @@ checkpoint has a `FullVocabulary` with the same methods, so no caller asks which
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from suzuri.processing.tokenizer import FIRST_SPECIAL, NUM_IDS, check_ids, listed
-
-NUM_BYTE_TOKENS = 256
+from suzuri.model.config import FIRST_SPECIAL, NUM_BYTE_TOKENS, NUM_IDS, lacking_ids
+from suzuri.processing.tokenizer import check_ids, listed
 
 
 class KeptVocabulary:
@@ -24,8 +23,7 @@ class KeptVocabulary:
             raise ValueError(
                 f"kept ids must ascend, each once; out of place or repeated: {listed(disordered)}"
             )
-        needed = (*range(NUM_BYTE_TOKENS), *range(FIRST_SPECIAL, NUM_IDS))
-        missing = sorted(set(needed) - set(ids))
+        missing = lacking_ids(ids)
         if missing:
             raise ValueError(
                 "kept ids must include every single-byte token (0..255) and every special id "

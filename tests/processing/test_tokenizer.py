@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from suzuri.model.config import FIRST_SPECIAL, NUM_IDS
 from suzuri.processing import tokenizer as tokens
 from suzuri.processing.images import num_image_tokens
 from suzuri.processing.tokenizer import SPECIAL_IDS, SPECIAL_NAMES, Tokenizer
@@ -28,8 +29,8 @@ def test_special_ids_are_those_of_tml_renderers(tokenizer: Tokenizer) -> None:
         assert tokenizer.native.decode_special(id) == name
         assert SPECIAL_IDS[name] == id
         assert tokenizer.decode([id]) == f"<|{name}|>"
-    assert not tokenizer.native.is_special_token(tokens.FIRST_SPECIAL - 1)
-    assert not tokenizer.native.is_special_token(tokens.NUM_IDS)
+    assert not tokenizer.native.is_special_token(FIRST_SPECIAL - 1)
+    assert not tokenizer.native.is_special_token(NUM_IDS)
 
 
 def test_named_ids_are_those_of_the_chat_format(tokenizer: Tokenizer) -> None:
@@ -51,7 +52,7 @@ def test_markup_in_text_stays_ordinary_text(tokenizer: Tokenizer) -> None:
     for name in SPECIAL_IDS:
         text = f"a<|{name}|>b"
         ids = tokenizer.encode(text)
-        assert max(ids) < tokens.FIRST_SPECIAL
+        assert max(ids) < FIRST_SPECIAL
         assert tokenizer.decode(ids) == text
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suzuri.model.config import preset
-from suzuri.processing.tokenizer import FIRST_SPECIAL, NUM_IDS, Tokenizer
+from suzuri.model.config import FIRST_SPECIAL, NUM_IDS, preset
+from suzuri.processing.tokenizer import Tokenizer
 from suzuri.processing.vocabulary import (
     FullVocabulary,
     KeptVocabulary,
