@@ -229,6 +229,13 @@ def segment_sum(x: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
     return segment[last], x[last]
 
 
+def check_indices(index: Tensor, limit: int, what: str) -> None:
+    """Raises IndexError naming the first of `index` that is not in [0, limit)."""
+    wrong = index[(index < 0) | (index >= limit)]
+    if wrong.numel():
+        raise IndexError(f"{what} {int(wrong[0])} is not in [0, {limit})")
+
+
 class _Select(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, index: Tensor) -> Tensor:

@@ -54,9 +54,9 @@ class Attention(nn.Module):
         k_NUC, v_NUC = self.k_norm(kv_NC[:, 0]), kv_NC[:, 1]
         r_NHB = r_NX.unflatten(-1, (config.num_heads, config.d_rel))
         if config.log_scaling_n_floor is not None:
-            scaling = (config.log_scaling_n_floor, config.log_scaling_alpha)
-            q_NHC = log_scaling(q_NHC, batch.positions_N + self.position_offset, *scaling)
-            r_NHB = log_scaling(r_NHB, batch.positions_N + self.position_offset, *scaling)
+            positions_N = batch.positions_N + self.position_offset
+            scaling = (positions_N, config.log_scaling_n_floor, config.log_scaling_alpha)
+            q_NHC, r_NHB = log_scaling(q_NHC, *scaling), log_scaling(r_NHB, *scaling)
         return self.out(self._attend(q_NHC, k_NUC, v_NUC, r_NHB, batch).flatten(1))
 
     def _attend(

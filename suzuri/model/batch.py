@@ -73,12 +73,6 @@ class Batch:
         last = max(self.positions_N.shape[0] - 1, 0)
         return self.positions_N[self.seq_starts_S1[:-1].clamp(max=last)]
 
-    def with_tokens(self, token_ids_N: Tensor) -> "Batch":
-        """The same rows holding other tokens and no media (a draft depth's view of the batch)."""
-        return dataclasses.replace(
-            self, token_ids_N=token_ids_N, media_rows_M=None, media_features_MD=None
-        )
-
 
 def pack(
     sequences: Sequence[Sequence[int]],

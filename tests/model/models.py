@@ -74,10 +74,3 @@ def run_in_chunks(
         parts.append(model.decoder(batch))
         first += length
     return torch.cat(parts)
-
-
-def assert_same_bits(ours: Tensor, theirs: Tensor) -> None:
-    """Equal shape and equal bits; says how many rows differ."""
-    assert ours.shape == theirs.shape
-    unequal = (ours != theirs).reshape(len(ours), -1).any(1)
-    assert not unequal.any(), f"{int(unequal.sum())} of {len(ours)} rows differ"

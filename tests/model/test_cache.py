@@ -6,7 +6,8 @@ import torch
 from suzuri.kernels import dispatch
 from suzuri.model.batch import pack
 from suzuri.model.cache import SequenceCache, decoder_attentions, draft_attentions
-from tests.model.models import assert_same_bits, golden_model, random_ids, run_in_chunks
+from tests.kernels.compare import assert_same_bits
+from tests.model.models import golden_model, random_ids, run_in_chunks
 
 DTYPES = (torch.float32, torch.bfloat16)
 

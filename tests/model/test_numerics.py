@@ -11,9 +11,9 @@ from suzuri.model.cache import SequenceCache, decoder_attentions
 from suzuri.model.inkling import Inkling
 from suzuri.model.moe import MoE
 from suzuri.tools.golden import greedy, recorded
+from tests.kernels.compare import assert_same_bits
 from tests.model.models import (
     CASES,
-    assert_same_bits,
     expected,
     golden_model,
     random_ids,

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from suzuri.model.batch import Batch, pack
 from suzuri.model.inkling import Inkling
-from tests.model.models import assert_same_bits, golden_model, random_ids, random_model
+from tests.kernels.compare import assert_same_bits
+from tests.model.models import golden_model, random_ids, random_model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

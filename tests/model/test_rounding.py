@@ -25,7 +25,8 @@ from suzuri.model.moe import DenseMLP, MoE, Router
 from suzuri.model.mtp import DraftDepth
 from suzuri.model.short_conv import ShortConv
 from suzuri.model.vision import VisionEmbedder
-from tests.model.models import assert_same_bits, golden_model, random_ids, random_model
+from tests.kernels.compare import assert_same_bits
+from tests.model.models import golden_model, random_ids, random_model
 
 M = TypeVar("M", bound=nn.Module)
 MODELS = ("base", "odd", "tiny")

@@ -24,7 +24,5 @@ class _Select(torch.autograd.Function):
 
 
 def embedding(ids_N: Tensor, weight_VD: Tensor) -> Tensor:
-    wrong_M = ids_N[(ids_N < 0) | (ids_N >= weight_VD.shape[0])]
-    if wrong_M.numel():
-        raise IndexError(f"id {int(wrong_M[0])} is not in [0, {weight_VD.shape[0]})")
+    exact.check_indices(ids_N, weight_VD.shape[0], "id")
     return _Select.apply(weight_VD, ids_N)

@@ -11,9 +11,7 @@ from suzuri.kernels.log_softmax.reference import CHUNK, add_chunk, normalizer, s
 def token_logprobs(
     h_ND: Tensor, unembed_VD: Tensor, targets_N: Tensor, scale: float, temperature_N: Tensor | None
 ) -> Tensor:
-    wrong_M = targets_N[(targets_N < 0) | (targets_N >= unembed_VD.shape[0])]
-    if wrong_M.numel():
-        raise IndexError(f"target {int(wrong_M[0])} is not in [0, {unembed_VD.shape[0]})")
+    exact.check_indices(targets_N, unembed_VD.shape[0], "target")
     wide = exact.at_least_fp32(h_ND.dtype)
     most, total = start(h_ND.to(wide))
     target_N = h_ND.new_zeros(h_ND.shape[0], dtype=wide)
