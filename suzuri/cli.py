@@ -21,7 +21,69 @@ def trace(args: Sequence[str]) -> int:
     return run_trace(config)
 
 
-COMMANDS: dict[str, Run] = {"trace": trace}
+def convert(args: Sequence[str]) -> int:
+    """write a checkpoint in another layout, or with NVFP4 experts; resumable"""
+    from suzuri.config import parse
+    from suzuri.tools.convert_config import ConvertConfig
+
+    config = parse(ConvertConfig, prog="suzuri convert", args=args).resolve()
+    from suzuri.tools.convert import run_convert
+
+    return run_convert(config)
+
+
+def doctor(args: Sequence[str]) -> int:
+    """look at this machine: one report to paste into an issue"""
+    from suzuri.config import parse
+    from suzuri.tools.doctor_config import DoctorConfig
+
+    config = parse(DoctorConfig, prog="suzuri doctor", args=args).resolve()
+    from suzuri.tools.doctor import run_doctor
+
+    return run_doctor(config)
+
+
+def inspect(args: Sequence[str]) -> int:
+    """show what is in a checkpoint, by part, and whether it is complete"""
+    from suzuri.config import parse
+    from suzuri.tools.inspect_config import InspectConfig
+
+    config = parse(InspectConfig, prog="suzuri inspect", args=args).resolve()
+    from suzuri.tools.inspect_model import run_inspect
+
+    return run_inspect(config)
+
+
+def pull(args: Sequence[str]) -> int:
+    """fetch a model from the hub: resumed, checked, complete or the reason why not"""
+    from suzuri.config import parse
+    from suzuri.tools.pull_config import PullConfig
+
+    config = parse(PullConfig, prog="suzuri pull", args=args).resolve()
+    from suzuri.tools.pull import run_pull
+
+    return run_pull(config)
+
+
+def plan(args: Sequence[str]) -> int:
+    """say whether and how a model runs on some hardware, without a GPU and the weights"""
+    from suzuri.config import parse
+    from suzuri.tools.plan.config import PlanConfig
+
+    config = parse(PlanConfig, prog="suzuri plan", args=args).resolve()
+    from suzuri.tools.plan.run import run_plan
+
+    return run_plan(config)
+
+
+COMMANDS: dict[str, Run] = {
+    "plan": plan,
+    "pull": pull,
+    "inspect": inspect,
+    "convert": convert,
+    "doctor": doctor,
+    "trace": trace,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from suzuri.model.json_fields import parse_object
+from suzuri.model.tensor_names import LAYOUTS, Layout, canonical, marks
 
 INDEX_SUFFIX = ".safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
@@ -32,8 +33,6 @@ BITS_PER_VALUE = {
     **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6},
 }
 _LFS_POINTER = b"version "
-# Some writers leave the first part of the name away, for some tensors or for all.
-_BARE_NAME = re.compile(r"(llm|visual|audio|mtp)\.")
 _SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")
 
 
@@ -55,9 +54,10 @@ class TensorEntry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A scanned folder. `tensors` has the names of the released layout, `model.` in front."""
+    """A scanned folder. `tensors` goes by the names that tensor_names.canonical gives."""
 
     directory: Path
+    layout: Layout
     tensors: Mapping[str, TensorEntry]
     files: tuple[str, ...]
     notes: tuple[str, ...]
@@ -84,8 +84,16 @@ def scan(directory: str | Path) -> Checkpoint:
         if not shards:
             raise CheckpointError(_no_weights(folder, present))
         _check_shard_count(folder, shards)
-        found = _merge(folder, shards, {}, notes)
-        return Checkpoint(directory=folder, tensors=found, files=tuple(shards), notes=tuple(notes))
+        headers = {name: read_header(folder / name) for name in shards}
+        layout = _layout(folder, headers)
+        found = _merge(folder, headers, layout, {}, notes)
+        return Checkpoint(
+            directory=folder,
+            layout=layout,
+            tensors=found,
+            files=tuple(shards),
+            notes=tuple(notes),
+        )
     index = indexes[0]
     listed = _read_index(folder, index)
     files = sorted(set(listed.values()))
@@ -97,13 +105,18 @@ def scan(directory: str | Path) -> Checkpoint:
             f"{folder / index} names files that are not there: {_some(absent)}{seen}. Put them "
             "back, or delete the index if it is stale: without one the folder is read as it is"
         )
-    found = _merge(folder, files, listed, notes)
+    headers = {name: read_header(folder / name) for name in files}
+    layout = _layout(folder, headers)
+    listed = _by_canonical_name(folder / index, listed, layout)
+    found = _merge(folder, headers, layout, listed, notes)
     _check_listed(folder, index, listed, found)
     for name in shards:
         if name not in files:
-            _check_unlisted(folder, index, name, found)
+            _check_unlisted(folder, index, name, layout, found)
             notes.append(f"{name} is not in {index} and was not read; the index covers its tensors")
-    return Checkpoint(directory=folder, tensors=found, files=tuple(files), notes=tuple(notes))
+    return Checkpoint(
+        directory=folder, layout=layout, tensors=found, files=tuple(files), notes=tuple(notes)
+    )
 
 
 def encode_header(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:
@@ -282,7 +295,7 @@ def _check_shard_count(folder: Path, shards: list[str]) -> None:
 
 
 def _read_index(folder: Path, index: str) -> dict[str, str]:
-    """The index's map from canonical tensor name to file name."""
+    """The index's map from stored tensor name to file name."""
     path = folder / index
     try:
         document = parse_object(path.read_bytes(), str(path))
@@ -299,23 +312,46 @@ def _read_index(folder: Path, index: str) -> dict[str, str]:
             raise CheckpointError(f"{path}: {name!r} is in {file!r}, not a *.safetensors file")
         if "/" in file or "\\" in file:
             raise CheckpointError(f"{path}: {name!r} is in {file!r}, outside the model folder")
-        if listed.setdefault(_canonical(name), file) != file:
+        listed[name] = file
+    for layout in LAYOUTS:
+        _by_canonical_name(path, listed, layout)
+    return listed
+
+
+def _by_canonical_name(path: Path, mapping: Mapping[str, str], layout: Layout) -> dict[str, str]:
+    listed: dict[str, str] = {}
+    for name, file in mapping.items():
+        if listed.setdefault(canonical(name, layout), file) != file:
             raise CheckpointError(f"{path} places {name!r} in two files")
     return listed
 
 
-def _canonical(name: str) -> str:
-    return f"model.{name}" if _BARE_NAME.match(name) else name
+def _layout(folder: Path, headers: Mapping[str, Mapping[str, TensorEntry]]) -> Layout:
+    """Whose names the tensors have; those of both layouts at once are refused."""
+    found: dict[Layout, str] = {}
+    for file, tensors in headers.items():
+        for layout, name in marks(tensors).items():
+            found.setdefault(layout, f"{name!r} in {file}")
+    if len(found) == 2:
+        raise CheckpointError(
+            f"{folder} mixes two layouts: {found['released']} is of the released one, "
+            f"{found['transformers']} of the transformers one; keep the files of one of them"
+        )
+    return "transformers" if "transformers" in found else "released"
 
 
 def _merge(
-    folder: Path, files: list[str], listed: Mapping[str, str], notes: list[str]
+    folder: Path,
+    headers: Mapping[str, Mapping[str, TensorEntry]],
+    layout: Layout,
+    listed: Mapping[str, str],
+    notes: list[str],
 ) -> dict[str, TensorEntry]:
     """All tensors of the files. One that is there twice must be the same twice."""
     found: dict[str, TensorEntry] = {}
-    for file in files:
-        for stored_name, entry in read_header(folder / file).items():
-            name = _canonical(stored_name)
+    for file, tensors in headers.items():
+        for stored_name, entry in tensors.items():
+            name = canonical(stored_name, layout)
             other = found.get(name)
             if other is None:
                 found[name] = entry
@@ -367,8 +403,11 @@ def _check_listed(
         )
 
 
-def _check_unlisted(folder: Path, index: str, file: str, found: Mapping[str, TensorEntry]) -> None:
-    extra = [name for name in map(_canonical, read_header(folder / file)) if name not in found]
+def _check_unlisted(
+    folder: Path, index: str, file: str, layout: Layout, found: Mapping[str, TensorEntry]
+) -> None:
+    names = [canonical(name, layout) for name in read_header(folder / file)]
+    extra = [name for name in names if name not in found]
     if extra:
         raise CheckpointError(
             f"{folder / index} omits {file}, which holds {_some([repr(name) for name in extra])}; "

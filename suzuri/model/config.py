@@ -1,7 +1,8 @@
 """The family as data: what a checkpoint's config.json says, checked.
 
-`ModelConfig` is what the rest of the package reads. config_file.py turns a file in the released
-spelling into it and back, presets.py holds the known models, json_fields.py the strict field
+`ModelConfig` is what the rest of the package reads. config_file.py takes a file in either spelling
+apart and writes the released one, config_transformers.py the other, quantization_blocks.py knows
+what files say about quantisation, presets.py the known models, json_fields.py the strict field
 checks. No torch here.
 """
 
@@ -11,15 +12,18 @@ import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from suzuri.model import config_file, presets
-from suzuri.model.json_fields import Above, Between, check_fields
+from suzuri.model import config_file, config_transformers, presets
+from suzuri.model.json_fields import Above, Between, Block, check_fields
+from suzuri.model.quantization_blocks import GROUP_SIZE, Stored, read_block, write_block
 from suzuri.model.vision_plan import Scale, fold_scales, fold_shapes
 
 NUM_BYTE_TOKENS, FIRST_SPECIAL, NUM_IDS = 256, 199998, 200058
 """The tokenizer's ids: single bytes first, specials last, NUM_IDS in all."""
 WEIGHT_DTYPES = ("bfloat16", "float32")
+QUANTIZATION_NAMES = ("modelopt", "compressed-tensors")
+Spelling = Literal["released", "transformers"]
 
 
 def lacking_ids(kept: Sequence[int]) -> list[int]:
@@ -82,11 +86,15 @@ class TextConfig:
     num_experts_per_tok: Annotated[int, Between(0)]
     n_shared_experts: Annotated[int, Between(0)]
     route_scale: Annotated[float, Above(0)]
-    logits_mup_width_multiplier: Annotated[float | None, Above(0), "logits are divided by it"]
+    logits_mup_width_multiplier: Annotated[
+        float | None, Above(0), "logits are divided by it; 1 is None"
+    ]
 
     def __post_init__(self) -> None:
         check_fields(self, "text_config")
         object.__setattr__(self, "local_layer_ids", tuple(sorted(self.local_layer_ids)))
+        if self.logits_mup_width_multiplier == 1.0:
+            object.__setattr__(self, "logits_mup_width_multiplier", None)
         if self.torch_dtype not in WEIGHT_DTYPES:
             raise ValueError(
                 f"text_config.torch_dtype = {self.torch_dtype!r}: must be one of "
@@ -113,7 +121,7 @@ class TextConfig:
         if self.local_layer_ids and self.sliding_window_size is None:
             raise ValueError(
                 "text_config.sliding_window_size is missing, but layer "
-                f"{self.local_layer_ids[0]} is local; give the window or local_layer_ids = []"
+                f"{self.local_layer_ids[0]} is local; give the window or let no layer be local"
             )
         self._check_experts()
 
@@ -239,6 +247,51 @@ class MtpConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """Which routed experts a checkpoint stores as NVFP4, and how the tensors are called."""
+
+    names: Annotated[str, "modelopt or compressed-tensors"]
+    layers: Annotated[tuple[int, ...], "decoder layers, ascending, sparse ones only"]
+
+    def __post_init__(self) -> None:
+        check_fields(self, "quantization")
+        object.__setattr__(self, "layers", tuple(sorted(self.layers)))
+        if self.names not in QUANTIZATION_NAMES:
+            raise ValueError(
+                f"quantization.names = {self.names!r}: must be one of "
+                f"{', '.join(QUANTIZATION_NAMES)}"
+            )
+        if not self.layers:
+            raise ValueError(
+                "quantization.layers is empty; a model without any has no quantization"
+            )
+
+    def check_against(self, text: TextConfig) -> None:
+        """Refuse layers without routed experts and widths that do not fill the blocks of scales.
+
+        Raises ValueError naming the field.
+        """
+        for layer in self.layers:
+            if layer >= text.num_hidden_layers:
+                raise ValueError(
+                    f"quantization.layers: {layer} is not a layer; "
+                    f"num_hidden_layers = {text.num_hidden_layers}"
+                )
+            if text.is_dense(layer):
+                raise ValueError(
+                    f"quantization.layers: layer {layer} is dense (dense_mlp_idx = "
+                    f"{text.dense_mlp_idx}); only routed experts can be NVFP4"
+                )
+        for name in ("hidden_size", "intermediate_size"):
+            if getattr(text, name) % GROUP_SIZE:
+                raise ValueError(
+                    f"text_config.{name} = {getattr(text, name)}: must be a multiple of "
+                    f"{GROUP_SIZE}, the columns that share one NVFP4 scale; store the experts "
+                    "as bf16"
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """A whole model. Two configs are equal when they describe the same model.
 
@@ -256,6 +309,7 @@ class ModelConfig:
     image_bos_token_id: Annotated[int, Between(0)] = 200005
     audio_bos_token_id: Annotated[int, Between(0)] = 200020
     kept_vocabulary: tuple[int, ...] | None = None
+    quantization: Annotated[Quantization | None, "None: every weight as torch_dtype"] = None
     unknown_keys: Annotated[tuple[str, ...], "names in the file that were ignored"] = (
         dataclasses.field(default=(), compare=False)
     )
@@ -273,6 +327,8 @@ class ModelConfig:
                 "mtp_config.local_extent and text_config.sliding_window_size are both missing, but "
                 f"depth {self.mtp.local_layer_ids[0]} is local; give a window"
             )
+        if self.quantization is not None:
+            self.quantization.check_against(self.text)
         self._check_vocabulary()
 
     def _check_vocabulary(self) -> None:
@@ -330,31 +386,82 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> "ModelConfig":
-        """Read a config in the released spelling. ValueError names the dotted field and the fix."""
-        fields = config_file.read(document)
-        audio, vision = fields.audio, fields.vision
-        return cls(
-            text=TextConfig(**fields.text),
-            audio=None if audio is None else AudioConfig(**audio),
-            vision=None if vision is None else VisionConfig(**vision),
-            mtp=MtpConfig(**fields.mtp),
-            unknown_keys=fields.unknown_keys,
-            **fields.top,
-        )
+        """Read a config in either spelling. ValueError names the dotted field and the fix."""
+        return cls._read(document)
 
     @classmethod
     def from_file(cls, path: str | Path) -> "ModelConfig":
-        """Read a config.json, or the one in a model folder. ValueError names the file and field."""
-        file = config_file.locate(path)
-        document = config_file.parse(file)
-        try:
-            return cls.from_dict(document)
-        except ValueError as error:
-            raise ValueError(f"{file}: {error}") from error
+        """Read a config.json, or the one in a model folder, and the hf_quant_config.json beside it.
 
-    def to_dict(self) -> dict[str, Any]:
-        """The released spelling, with the fixed recipe flags; `from_dict` gives it back."""
-        return config_file.write(dataclasses.asdict(self))
+        ValueError names the file and field.
+        """
+        file = config_file.locate(path)
+        return cls._read(config_file.parse(file), file, config_file.parse_side_file(file))
+
+    @classmethod
+    def _read(
+        cls,
+        document: Mapping[str, Any],
+        file: Path | None = None,
+        side: tuple[Path, Mapping[str, Any]] | None = None,
+    ) -> "ModelConfig":
+        with config_file.faults_in(file):
+            fields = config_file.read(document)
+            with fields.spelled.faults():
+                text = TextConfig(**fields.text)
+            sparse = range(text.dense_mlp_idx, text.num_hidden_layers)
+            stored = [read_block(block, sparse) for block in fields.quantization]
+        names = [block.name("").rstrip(".") for block in fields.quantization]
+        unknown = [*fields.unknown_keys, *(key for one in stored for key in one.unknown_keys)]
+        if side is not None:
+            with config_file.faults_in(side[0]):
+                stored.append(read_block(Block(side[1]), sparse))
+            names = [*(f"{name} in {file}" for name in names), str(side[0])]
+            unknown += [f"{side[0].name}: {key}" for key in stored[-1].unknown_keys]
+        _check_agreement(names, stored)
+        with config_file.faults_in(file), fields.spelled.faults():
+            return cls(
+                text=text,
+                audio=None if fields.audio is None else AudioConfig(**fields.audio),
+                vision=None if fields.vision is None else VisionConfig(**fields.vision),
+                mtp=MtpConfig(**fields.mtp),
+                quantization=_quantization(stored),
+                unknown_keys=tuple(unknown),
+                **fields.top,
+            )
+
+    def to_dict(self, spelling: Spelling = "released") -> dict[str, Any]:
+        """The config.json of that spelling, with the fixed recipe flags; `from_dict` gives it back.
+
+        ValueError names what the transformers spelling cannot say: one tower without the other, a
+        fractional log_scaling_n_floor.
+        """
+        fields = dataclasses.asdict(self)
+        document = config_file.write(fields)
+        if spelling == "transformers":
+            document = config_transformers.from_released(document)
+        block = write_block(fields, spelling)
+        return document if block is None else {**document, "quantization_config": block}
+
+
+def _check_agreement(sources: Sequence[str], stored: Sequence[Stored]) -> None:
+    """Refuse places that tell different things about what is quantised."""
+    said = [
+        (f"layers {list(one.layers)} with the names of {one.names}" if one.layers else "no layer")
+        for one in stored
+    ]
+    for source, what in zip(sources, said, strict=True):
+        if what != said[0]:
+            raise ValueError(
+                f"{sources[0]} and {source} contradict each other about which experts are NVFP4: "
+                f"{said[0]}, and {what}; keep the one that is true of the tensors"
+            )
+
+
+def _quantization(stored: Sequence[Stored]) -> Quantization | None:
+    if not stored or not stored[0].layers:
+        return None
+    return Quantization(names=stored[0].names, layers=stored[0].layers)
 
 
 PRESETS: dict[str, ModelConfig] = {

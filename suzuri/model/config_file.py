@@ -1,21 +1,22 @@
-"""config.json in the released spelling, read into plain fields and written back. See config.py.
+"""config.json read into plain fields, and the released spelling of them written. See config.py.
 
-The public transformers spelling of the same model swaps the meaning of `intermediate_size`; it is
-recognised and refused, so that no file is ever read with the other meaning.
+config_transformers.py respells a file in the transformers spelling first, quantization_blocks.py
+reads what it says about quantisation.
 """
 
 # pyright: strict
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from suzuri.model.config_transformers import MODEL_TYPE, TEXT_ONLY_TYPES, Spelled, to_released
 from suzuri.model.json_fields import Block, parse_object
 
-MODEL_TYPE = "inkling_mm_model"
-TEXT_ONLY_TYPES = ("inkling_model", "inkling_text")
-OTHER_SPELLING = ("moe_intermediate_size", "layer_types", "mlp_layer_types")
+SIDE_FILE = "hf_quant_config.json"
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 LOCAL_PERIOD = 6
 
 # Fixed traits of the family. Every released model has these values and nothing else is built.
@@ -54,7 +55,9 @@ class Fields:
     vision: dict[str, Any] | None
     mtp: dict[str, Any]
     top: dict[str, Any]
+    quantization: Annotated[tuple[Block, ...], "where the file tells what is quantised"]
     unknown_keys: tuple[str, ...]
+    spelled: Annotated[Spelled, "how the file calls the fields"]
 
 
 def five_to_one(num_layers: int) -> tuple[int, ...]:
@@ -84,22 +87,47 @@ def parse(file: Path) -> dict[str, Any]:
     return parse_object(data, str(file))
 
 
+@contextmanager
+def faults_in(file: Path | None) -> Generator[None]:
+    """Faults found inside begin with the file's path, if there is one."""
+    try:
+        yield
+    except ValueError as error:
+        if file is None:
+            raise
+        raise ValueError(f"{file}: {error}") from error
+
+
+def parse_side_file(config: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The side file about quantisation beside a config.json, parsed; None when there is none."""
+    file = config.with_name(SIDE_FILE)
+    if config.name != "config.json" or not (file.exists() or file.is_symlink()):
+        return None
+    return file, parse(file)
+
+
 def read(document: Mapping[str, Any]) -> Fields:
-    """Take a config apart. ValueError names the field that is missing or not implemented."""
-    top = Block(document)
+    """Take a config in either spelling apart.
+
+    ValueError names the field that is missing or not implemented as the file spells it.
+    """
+    spelled = to_released(document)
+    with spelled.faults():
+        return _read(spelled)
+
+
+def _read(spelled: Spelled) -> Fields:
+    top = Block(spelled.document)
     text = _text_block(top)
-    for block in (top, text):
-        for key in OTHER_SPELLING:
-            if block.has(key):
-                raise ValueError(
-                    f"{block.name(key)} belongs to the transformers spelling of this config, whose "
-                    "layout is not read yet; give the checkpoint in the released layout"
-                )
     top.get("architectures")
     top.get("transformers_version")
     top.expect("tie_word_embeddings", False)
-    if top.get("quantization_config") is not None:
-        raise ValueError("quantization_config: quantised checkpoints are not read yet; give bf16")
+    quantization = tuple(
+        child
+        for block in ([top] if text is top else [top, text])
+        for key in QUANTIZATION_KEYS
+        if (child := block.child(key)) is not None
+    )
     blocks = [top, *([] if text is top else [text])]
     audio = _tower(top, "audio_config", AUDIO_RECIPE, blocks)
     vision = _tower(top, "vision_config", VISION_RECIPE, blocks)
@@ -112,7 +140,7 @@ def read(document: Mapping[str, Any]) -> Fields:
     }
     fields["top"]["kept_vocabulary"] = top.get("kept_vocabulary")
     unknown = [name for block in blocks for name in block.unknown()]
-    return Fields(**fields, unknown_keys=tuple(unknown))
+    return Fields(**fields, quantization=quantization, unknown_keys=tuple(unknown), spelled=spelled)
 
 
 def _text_block(top: Block) -> Block:

@@ -27,6 +27,7 @@ class Layer(nn.Module):
         attention: AttentionConfig,
         *,
         dense: bool,
+        nvfp4: bool = False,
         layer: int,
         position_offset: int = 0,
         dtype: torch.dtype,
@@ -46,7 +47,9 @@ class Layer(nn.Module):
         self.attn_conv = ShortConv(hidden, taps, layer=layer, stream="attn", dtype=dtype)
         self.mlp_norm = RMSNorm(hidden, eps, dtype)
         self.mlp = (
-            DenseMLP(hidden, text.dense_intermediate_size, dtype) if dense else MoE(text, dtype)
+            DenseMLP(hidden, text.dense_intermediate_size, dtype)
+            if dense
+            else MoE(text, dtype, nvfp4=nvfp4)
         )
         self.mlp_conv = ShortConv(hidden, taps, layer=layer, stream="mlp", dtype=dtype)
 
@@ -67,13 +70,22 @@ class Embedding(nn.Module):
 class Decoder(nn.Module):
     """Packed tokens to hidden rows after the final norm; `logits` maps those to the vocabulary."""
 
-    def __init__(self, text: TextConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self, text: TextConfig, dtype: torch.dtype, *, nvfp4_layers: tuple[int, ...] = ()
+    ) -> None:
         super().__init__()
         self.text = text
         self.embed = Embedding(text, dtype)
         self.embed_norm = RMSNorm(text.hidden_size, text.rms_norm_eps, dtype)
         self.layers = nn.ModuleList(
-            Layer(text, text.attention(i), dense=text.is_dense(i), layer=i, dtype=dtype)
+            Layer(
+                text,
+                text.attention(i),
+                dense=text.is_dense(i),
+                nvfp4=i in nvfp4_layers,
+                layer=i,
+                dtype=dtype,
+            )
             for i in range(text.num_hidden_layers)
         )
         self.norm = RMSNorm(text.hidden_size, text.rms_norm_eps, dtype)

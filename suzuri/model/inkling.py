@@ -7,7 +7,7 @@ from suzuri.model.audio import AudioEmbedder
 from suzuri.model.config import ModelConfig
 from suzuri.model.decoder import Decoder
 from suzuri.model.mtp import DraftHead
-from suzuri.model.tensor_table import OPTIONAL_PARTS
+from suzuri.model.tensor_names import OPTIONAL_PARTS
 from suzuri.model.vision import VisionEmbedder
 
 PARTS = frozenset(OPTIONAL_PARTS)
@@ -18,7 +18,8 @@ class Inkling(nn.Module):
     """The decoder and the optional parts that the config has and `parts` wants.
 
     Parameters are uninitialised until `load_weights` or `initialize` fills them. `dtype` is that of
-    weights and activations; the router's bias and scale stay at least fp32.
+    weights and activations; the router's bias and scale stay at least fp32. Experts that the config
+    says are NVFP4 are held so, frozen; with `dequantized` as parameters with the same values.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Inkling(nn.Module):
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
         parts: frozenset[str] = PARTS,
+        dequantized: bool = False,
     ) -> None:
         super().__init__()
         if dtype not in (torch.bfloat16, torch.float32, torch.float64):
@@ -36,28 +38,15 @@ class Inkling(nn.Module):
             raise ValueError(f"parts {sorted(parts - PARTS)}: there are {sorted(PARTS)}")
         self.config = config
         with torch.device(device):
-            self.decoder = Decoder(config.text, dtype)
+            quantization = None if dequantized else config.quantization
+            layers = () if quantization is None else quantization.layers
+            self.decoder = Decoder(config.text, dtype, nvfp4_layers=layers)
             vision = config.vision if "vision" in parts else None
             audio = config.audio if "audio" in parts else None
             depths = config.mtp.num_nextn_predict_layers if "mtp" in parts else 0
             self.vision = VisionEmbedder(vision, dtype) if vision is not None else None
             self.audio = AudioEmbedder(audio, dtype) if audio is not None else None
             self.draft = DraftHead(config, dtype) if depths else None
-
-
-def initialize(model: nn.Module, seed: int = 0, std: float = 0.02) -> None:
-    """Random weights: matrices normal with `std`, norm weights and scales 1, conv taps and router
-    bias 0. The same values for a seed on every device (drawn in fp32 on the CPU)."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("_conv.weight") or name.endswith("router.bias"):
-                parameter.zero_()
-            elif parameter.dim() < 2:
-                parameter.fill_(1.0)
-            else:
-                for block in parameter.split(256 if parameter.dim() == 2 else 1):
-                    block.copy_(torch.randn(block.shape, generator=generator) * std)
 
 
 def randomize(model: nn.Module, seed: int = 0) -> None:

@@ -11,6 +11,7 @@ from suzuri.kernels.router import router
 from suzuri.kernels.swiglu import swiglu
 from suzuri.model.config import TextConfig
 from suzuri.model.linear import Linear
+from suzuri.model.quantization import Nvfp4Experts
 
 
 class DenseMLP(nn.Module):
@@ -57,16 +58,23 @@ class Router(nn.Module):
 
 
 class MoE(nn.Module):
-    """Mixture of experts [N, D] -> [N, D]; shared experts are stacked behind the routed ones."""
+    """Mixture of experts [N, D] -> [N, D]; shared experts are stacked behind the routed ones.
 
-    def __init__(self, config: TextConfig, dtype: torch.dtype) -> None:
+    With `nvfp4` the routed experts are held quantised, and the parameters hold the shared ones
+    alone. The sums are those of a model that holds the dequantised values, bit for bit.
+    """
+
+    def __init__(self, config: TextConfig, dtype: torch.dtype, *, nvfp4: bool = False) -> None:
         super().__init__()
         self.num_routed = config.n_routed_experts
         self.num_experts = config.n_routed_experts + config.n_shared_experts
         hidden, width = config.hidden_size, config.intermediate_size
         self.router = Router(config, dtype)
-        self.gate_up = nn.Parameter(torch.empty(self.num_experts, 2 * width, hidden, dtype=dtype))
-        self.down = nn.Parameter(torch.empty(self.num_experts, hidden, width, dtype=dtype))
+        held = config.n_shared_experts if nvfp4 else self.num_experts
+        self.gate_up = nn.Parameter(torch.empty(held, 2 * width, hidden, dtype=dtype))
+        self.down = nn.Parameter(torch.empty(held, hidden, width, dtype=dtype))
+        self.routed_gate_up = Nvfp4Experts(self.num_routed, 2 * width, hidden) if nvfp4 else None
+        self.routed_down = Nvfp4Experts(self.num_routed, hidden, width) if nvfp4 else None
 
     def forward(self, x_ND: Tensor) -> Tensor:
         dtype, wide = x_ND.dtype, at_least_fp32(x_ND.dtype)
@@ -74,7 +82,14 @@ class MoE(nn.Module):
         shared_S = torch.arange(self.num_routed, self.num_experts, device=x_ND.device)
         experts_NJ = torch.cat([experts_NK, shared_S.expand(x_ND.shape[0], -1)], 1)
         rows_MD, order = moe_permute(x_ND, experts_NJ, num_experts=self.num_experts)
-        gate_up_MF2 = grouped_gemm(rows_MD, self.gate_up, order.offsets_E1, out_dtype=wide)
+        gate_up_EFD = _all_experts(self.routed_gate_up, self.gate_up)
+        gate_up_MF2 = grouped_gemm(rows_MD, gate_up_EFD, order.offsets_E1, out_dtype=wide)
         hidden_MF = swiglu(gate_up_MF2, out_dtype=dtype)
-        y_MD = grouped_gemm(hidden_MF, self.down, order.offsets_E1, out_dtype=dtype)
+        down_EDF = _all_experts(self.routed_down, self.down)
+        y_MD = grouped_gemm(hidden_MF, down_EDF, order.offsets_E1, out_dtype=dtype)
         return moe_combine(y_MD, order, weights_NJ, out_dtype=dtype)
+
+
+def _all_experts(routed: Nvfp4Experts | None, held: Tensor) -> Tensor:
+    """The matrices of routed and shared experts, in order."""
+    return held if routed is None else torch.cat([routed.values(held.dtype), held])

@@ -10,18 +10,33 @@ import collections
 import dataclasses
 
 from suzuri.model.checkpoint_files import Checkpoint, CheckpointError, TensorEntry
-from suzuri.model.config import ModelConfig
-from suzuri.model.tensor_table import OPTIONAL_PARTS, Entry, depth_of, part_of, table
+from suzuri.model.config import ModelConfig, MtpConfig, Quantization
+from suzuri.model.tensor_names import OPTIONAL_PARTS, depth_of, part_of
+from suzuri.model.tensor_table import (
+    FIELD_SUFFIXES,
+    OPTIONAL_FIELDS,
+    STORED_AS,
+    Entry,
+    Storage,
+    layer_of,
+    table,
+)
 
 MAX_LISTED = 20
-OTHER_LAYOUT = ("model.language_model.", "language_model.", "lm_head.")
+ONE_VALUE = ((), (1,))
+"""Two ways to store a single number, which writers mix."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadPlan:
-    """What to read and from where. `parts` has "text" and each optional part that is loaded."""
+    """What to read and from where. `parts` has "text" and each optional part that is loaded.
 
+    `config` describes exactly what is loaded, as it is stored.
+    """
+
+    config: ModelConfig
     reads: tuple[tuple[Entry, TensorEntry], ...]
+    storage: Storage
     parts: frozenset[str]
     skipped: tuple[str, ...]
     absent: tuple[str, ...]
@@ -34,16 +49,19 @@ def reconcile(config: ModelConfig, checkpoint: Checkpoint, want: frozenset[str])
 
     `want` names optional parts (vision, audio, mtp); those that the config lacks are not loaded.
     A wanted part that the files lack wholly is off; draft depths 0..k-1 of more load as they are.
-    Raises CheckpointError listing every tensor that is missing, surplus, or of another shape or
-    dtype, and every draft depth that leaves a hole or is too many.
+    The files tell the layout and which experts are quantised; a config that says something else
+    about that is a fault, one that says nothing is not. Raises CheckpointError listing every tensor
+    that is missing, surplus, or of another shape or dtype, and every draft depth that leaves a hole
+    or is too many.
     """
     unknown = sorted(want - set(OPTIONAL_PARTS))
     if unknown:
         raise ValueError(f"want has {unknown[0]!r}; there are {', '.join(OPTIONAL_PARTS)}")
-    _refuse_other_layouts(checkpoint)
-    entries = table(config)
-    parts, skipped, absent, notes = _choose_parts(entries, checkpoint, want)
     problems: list[str] = []
+    storage, notes = _storage(config, checkpoint, problems)
+    stored = _stored_config(config, checkpoint, notes)
+    entries = _present(table(stored, storage), checkpoint, notes)
+    parts, skipped, absent = _choose_parts(entries, checkpoint, want, notes)
     depths = 0
     if "mtp" in parts:
         depths = _usable_depths(config, checkpoint, problems)
@@ -67,7 +85,9 @@ def reconcile(config: ModelConfig, checkpoint: Checkpoint, want: frozenset[str])
     if problems:
         raise CheckpointError(_listing(checkpoint, problems))
     return LoadPlan(
+        config=held_config(_with_quantization(stored, storage), parts, depths),
         reads=tuple(reads),
+        storage=storage,
         parts=parts,
         skipped=skipped,
         absent=absent,
@@ -76,27 +96,105 @@ def reconcile(config: ModelConfig, checkpoint: Checkpoint, want: frozenset[str])
     )
 
 
-def _refuse_other_layouts(checkpoint: Checkpoint) -> None:
-    for name, tensor in checkpoint.tensors.items():
-        if name.startswith(OTHER_LAYOUT):
-            raise CheckpointError(
-                f"{checkpoint.directory / tensor.file}: {name} belongs to the transformers layout, "
-                "which is not read yet; give the checkpoint in the released layout"
+def _storage(
+    config: ModelConfig, checkpoint: Checkpoint, problems: list[str]
+) -> tuple[Storage, list[str]]:
+    """How the files keep the model: their layout, and the layers with NVFP4 experts."""
+    said = config.quantization
+    plain = table(config, Storage(layout=checkpoint.layout))
+    found: dict[str, set[int]] = {names: set() for names in FIELD_SUFFIXES}
+    examples: dict[int, str] = {}
+    for entry in plain:
+        layer = layer_of(entry.name)
+        if layer is None:
+            continue
+        for names, suffixes in FIELD_SUFFIXES.items():
+            tensors = [entry.name + suffix for suffix in suffixes if suffix]
+            tensors = [name for name in tensors if name in checkpoint.tensors]
+            if tensors:
+                found[names].add(layer)
+                examples.setdefault(layer, tensors[0])
+    names = max(found, key=lambda one: len(found[one]))
+    if not any(found.values()):
+        names = said.names if said is not None else names
+    layers = found["modelopt"] | found["compressed-tensors"]
+    notes: list[str] = []
+    if layers and said is None:
+        notes.append(
+            f"experts of {len(layers)} layers are NVFP4, which neither config.json nor "
+            "hf_quant_config.json says"
+        )
+    elif said is not None:
+        for layer in sorted(layers - set(said.layers)):
+            tensor = checkpoint.tensors[examples[layer]]
+            problems.append(
+                f"{tensor.file}: {tensor.stored_name} is of an NVFP4 tensor, but the quantization "
+                f"block excludes the experts of layer {layer}"
             )
-        if name.endswith((".scale2", ".weight_scale", ".weight_packed")):
-            raise CheckpointError(
-                f"{checkpoint.directory / tensor.file}: {name} belongs to a quantised checkpoint, "
-                "which is not read yet; give the bf16 release"
-            )
+        layers |= set(said.layers)
+    return (
+        Storage(layout=checkpoint.layout, nvfp4_layers=tuple(sorted(layers)), names=names),
+        notes,
+    )
+
+
+def _stored_config(config: ModelConfig, checkpoint: Checkpoint, notes: list[str]) -> ModelConfig:
+    """The config with the weight dtype of the files, where all of them agree on another.
+
+    Writers of the transformers layout put the dtype in which the model ran into the config.
+    """
+    if checkpoint.layout != "transformers":
+        return config
+    said = config.text.torch_dtype
+    text = dataclasses.replace(config.text, torch_dtype="bfloat16")
+    entries = table(dataclasses.replace(config, text=text), Storage(layout="transformers"))
+    weights = [entry.name for entry in entries if entry.dtype == "BF16"]  # not the router's bias
+    stored = {checkpoint.tensors[name].dtype for name in weights if name in checkpoint.tensors}
+    stored -= {"U8"}
+    held = [name for name, dtype in STORED_AS.items() if stored == {dtype}]
+    if not held or held[0] == said:
+        return config
+    notes.append(f"the config says {said}, the files hold {held[0]} throughout")
+    text = dataclasses.replace(config.text, torch_dtype=held[0])
+    return dataclasses.replace(config, text=text)
+
+
+def _with_quantization(config: ModelConfig, storage: Storage) -> ModelConfig:
+    found = None
+    if storage.nvfp4_layers:
+        found = Quantization(names=storage.names, layers=storage.nvfp4_layers)
+    return dataclasses.replace(config, quantization=found)
+
+
+def held_config(config: ModelConfig, parts: frozenset[str], depths: int) -> ModelConfig:
+    """The config with these optional parts only, and the first `depths` draft depths."""
+    local = tuple(d for d in config.mtp.local_layer_ids if d < depths)
+    mtp = dataclasses.replace(config.mtp, num_nextn_predict_layers=depths, local_layer_ids=local)
+    return dataclasses.replace(
+        config,
+        vision=config.vision if "vision" in parts else None,
+        audio=config.audio if "audio" in parts else None,
+        mtp=mtp if depths else MtpConfig(),
+    )
+
+
+def _present(
+    entries: tuple[Entry, ...], checkpoint: Checkpoint, notes: list[str]
+) -> tuple[Entry, ...]:
+    """Without the kinds of optional tensors that no quantised tensor has; some is a fault later."""
+    kinds = {e.field for e in entries} & set(OPTIONAL_FIELDS)
+    held = {e.field for e in entries if e.field in kinds and e.name in checkpoint.tensors}
+    if kinds - held - {"original_shape"}:
+        notes.append("NVFP4 experts without activation scales: weight-only")
+    return tuple(e for e in entries if e.field not in kinds - held)
 
 
 def _choose_parts(
-    entries: tuple[Entry, ...], checkpoint: Checkpoint, want: frozenset[str]
-) -> tuple[frozenset[str], tuple[str, ...], tuple[str, ...], list[str]]:
+    entries: tuple[Entry, ...], checkpoint: Checkpoint, want: frozenset[str], notes: list[str]
+) -> tuple[frozenset[str], tuple[str, ...], tuple[str, ...]]:
     configured = {entry.part for entry in entries}
     stored = collections.Counter(part_of(name) for name in checkpoint.tensors)
     parts, skipped, absent = {"text"}, list[str](), list[str]()
-    notes: list[str] = []
     for part in OPTIONAL_PARTS:
         is_usable = part in want and part in configured
         if stored[part] and is_usable:
@@ -108,7 +206,7 @@ def _choose_parts(
         elif is_usable:
             absent.append(part)
             notes.append(f"{part}: off, the config has it but the files hold none of its tensors")
-    return frozenset(parts), tuple(skipped), tuple(absent), notes
+    return frozenset(parts), tuple(skipped), tuple(absent)
 
 
 def _usable_depths(config: ModelConfig, checkpoint: Checkpoint, problems: list[str]) -> int:
@@ -140,14 +238,23 @@ def _usable_depths(config: ModelConfig, checkpoint: Checkpoint, problems: list[s
 def _fault(entry: Entry, tensor: TensorEntry | None) -> str | None:
     if tensor is None:
         return f"{entry.name} {list(entry.shape)} is missing from every file"
-    where = f"{tensor.file}: {entry.name}"
-    if tensor.shape != entry.shape:
+    where = f"{tensor.file}: {tensor.stored_name}"
+    if tensor.shape not in _shapes(entry):
         swapped = (*entry.shape[:-2], *entry.shape[-2:][::-1])
         hint = " (it is transposed)" if tensor.shape == swapped else ""
         return f"{where} has shape {list(tensor.shape)}{hint}; must be {list(entry.shape)}"
     if tensor.dtype != entry.dtype:
         return f"{where} has dtype {tensor.dtype}; must be {entry.dtype}"
     return None
+
+
+def _shapes(entry: Entry) -> tuple[tuple[int, ...], ...]:
+    """The shapes in which the tensor may be stored."""
+    if entry.shape == (1,):
+        return ONE_VALUE
+    if entry.field == "global_divisors":  # one per expert, or one for all
+        return (entry.shape, (*entry.shape, 1), *ONE_VALUE)
+    return (entry.shape,)
 
 
 def _listing(checkpoint: Checkpoint, problems: list[str]) -> str:

@@ -1,30 +1,91 @@
 """The one table between checkpoint tensors and our parameters, for loading, saving and sizing.
 
-`table(config)` lists every tensor of the released layout with its place in our parameters.
-weights.py copies along it in both directions; sums over it need no tensors and no torch.
+`table(config, storage)` lists every tensor of a checkpoint with its place in our parameters.
+transfer.py copies along it in every direction; sums over it need no tensors and no torch.
 """
 
 # pyright: strict
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
+from typing import Literal
 
 from suzuri.model.config import AttentionConfig, ModelConfig
+from suzuri.model.tensor_names import Layout, depth_of, in_transformers, part_of
 
-OPTIONAL_PARTS = ("vision", "audio", "mtp")
-PART_PREFIXES = {"vision": "model.visual.", "audio": "model.audio.", "mtp": "model.mtp."}
-"""How the released names of an optional part begin; all others belong to "text"."""
-BYTES_PER_VALUE = {"BF16": 2, "F32": 4}
+BYTES_PER_VALUE = {"BF16": 2, "F32": 4, "U8": 1, "F8_E4M3": 1, "I64": 8}
 STORED_AS = {"bfloat16": "BF16", "float32": "F32"}
+BLOCK = 16
+"""Columns that share one NVFP4 block scale."""
+FIRST_NVFP4_LAYER = 3
+"""The releases keep the experts of earlier layers in bf16."""
+
+_ROUTED = re.compile(r"model\.(?:llm|language_model)\.layers\.(\d+)\.mlp\.experts\.")
+
+Rows = Literal["all", "even", "odd", "gate_then_up"]
+Field = Literal[
+    "values",
+    "codes",
+    "block_scales",
+    "global_scales",
+    "global_divisors",
+    "input_amax",
+    "input_divisor",
+    "original_shape",
+]
+OPTIONAL_FIELDS = ("input_amax", "original_shape", "input_divisor")
+"""What only describes a quantised tensor or its activations; weights do not need it."""
+FIELD_SUFFIXES: dict[str, dict[str, Field]] = {
+    "modelopt": {
+        "": "codes",
+        ".scale": "block_scales",
+        ".scale2": "global_scales",
+        ".input_amax": "input_amax",
+        ".original_shape": "original_shape",
+    },
+    "compressed-tensors": {
+        ".weight_packed": "codes",
+        ".weight_scale": "block_scales",
+        ".weight_global_scale": "global_divisors",
+        ".input_global_scale": "input_divisor",
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Storage:
+    """How a checkpoint keeps a model: which names, and which layers' routed experts as NVFP4.
+
+    `names` are those of quantised tensors: ModelOpt's (as released) or compressed-tensors'.
+    `activations`: with the activation scales that a calibration found.
+    """
+
+    layout: Layout = "released"
+    nvfp4_layers: tuple[int, ...] = ()
+    names: str = "modelopt"
+    activations: bool = True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Segment:
+    """`count` rows of a tensor from `row` on are rows `first`, `first` + `step`, ... of ours."""
+
+    row: int
+    first: int
+    step: int
+    count: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One checkpoint tensor and the slice of our parameter that holds the same values.
+    """One checkpoint tensor and what it holds of one of our parameters.
 
-    The tensor is `parameter[start:stop]` along dim 0, reshaped to `shape`; both are row-major, so
-    the values come in the same order and any run of them can be copied as it is.
+    A parameter counts as [leads, rows, columns]: one lead per expert, 1 for the others. `start` and
+    `stop` are along its first dim; `rows` tells which rows of each lead the tensor has, in which
+    order (`even` are gate rows, `odd` up rows). `field` says what it holds of them: the values, or
+    one of the tensors that make up NVFP4 values (docs/checkpoints.md).
     """
 
     name: str
@@ -36,10 +97,12 @@ class Entry:
     stop: int
     part: str
     depth: int | None = None
+    rows: Rows = "all"
+    field: Field = "values"
 
     @property
     def num_values(self) -> int:
-        """How many numbers the tensor holds."""
+        """How many numbers the tensor holds; a byte of codes counts as one."""
         return math.prod(self.shape)
 
     @property
@@ -47,14 +110,62 @@ class Entry:
         """Its size in a file."""
         return self.num_values * BYTES_PER_VALUE[self.dtype]
 
+    @property
+    def leads(self) -> range:
+        """The leads of the parameter that the tensor has a part of."""
+        return range(self.start, self.stop) if len(self.parameter_shape) == 3 else range(1)
 
-def table(config: ModelConfig) -> tuple[Entry, ...]:
-    """Every tensor of the released layout, part by part and layer by layer.
+    def segments(self) -> tuple[Segment, ...]:
+        """Where the tensor's rows, within one lead, lie among the parameter's."""
+        if len(self.parameter_shape) == 3:
+            first, count = 0, self.parameter_shape[1]
+        else:
+            first, count = self.start, self.stop - self.start
+        if self.rows == "all":
+            return (Segment(row=0, first=first, step=1, count=count),)
+        half = count // 2
+        even = Segment(row=0, first=first, step=2, count=half)
+        odd = Segment(row=0, first=first + 1, step=2, count=half)
+        if self.rows == "even":
+            return (even,)
+        if self.rows == "odd":
+            return (odd,)
+        return (even, dataclasses.replace(odd, row=half))
 
-    dtype is that of config.text.torch_dtype, but "F32" for the router's bias and scale. Entries
-    of one parameter cover it exactly once.
+
+def table(config: ModelConfig, storage: Storage | None = None) -> tuple[Entry, ...]:
+    """Every tensor of a checkpoint, part by part and layer by layer.
+
+    Without `storage`: the released layout, quantised as config.quantization says. Weights have the
+    dtype of config.text.torch_dtype, but "F32" for the router's bias and scale and what NVFP4
+    needs. Entries that hold values or codes cover each parameter exactly once. The draft depths
+    keep their released names in the transformers layout, which has none for them.
     """
-    return tuple(_Rows(config).all())
+    entries = _Rows(config).all()
+    storage = storage or storage_of(config)
+    if storage.nvfp4_layers:
+        entries = _quantised(entries, storage)
+    if storage.layout == "transformers":
+        entries = _renamed(entries)
+    return tuple(entries)
+
+
+def storage_of(config: ModelConfig, layout: Layout = "released") -> Storage:
+    """The storage that a config itself describes."""
+    quantization = config.quantization
+    if quantization is None:
+        return Storage(layout=layout)
+    return Storage(layout=layout, nvfp4_layers=quantization.layers, names=quantization.names)
+
+
+def released_nvfp4_layers(config: ModelConfig) -> tuple[int, ...]:
+    """The layers whose routed experts the NVFP4 releases quantise."""
+    text = config.text
+    return tuple(
+        layer
+        for layer in range(FIRST_NVFP4_LAYER, text.num_hidden_layers)
+        if not text.is_dense(layer)
+    )
 
 
 def parameter_shapes(entries: tuple[Entry, ...]) -> dict[str, tuple[int, ...]]:
@@ -62,19 +173,58 @@ def parameter_shapes(entries: tuple[Entry, ...]) -> dict[str, tuple[int, ...]]:
     return {entry.parameter: entry.parameter_shape for entry in entries}
 
 
-def part_of(name: str) -> str:
-    """The part that a released tensor name belongs to: text, vision, audio or mtp."""
-    for part, prefix in PART_PREFIXES.items():
-        if name.startswith(prefix):
-            return part
-    return "text"
+def layer_of(name: str) -> int | None:
+    """The layer whose routed experts a canonical name belongs to; None for any other tensor."""
+    match = _ROUTED.match(name)
+    return int(match[1]) if match else None
 
 
-def depth_of(name: str) -> int | None:
-    """The draft depth in a released tensor name; None for a tensor of no depth."""
-    head, _, rest = name.partition("model.mtp.layers.")
-    number = rest.split(".", 1)[0]
-    return int(number) if not head and number.isascii() and number.isdigit() else None
+def _quantised(entries: Iterator[Entry], storage: Storage) -> Iterator[Entry]:
+    """Replaces the routed experts of the chosen layers by what NVFP4 keeps of them."""
+    for entry in entries:
+        if layer_of(entry.name) not in storage.nvfp4_layers:
+            yield entry
+            continue
+        experts, rows, columns = entry.shape
+        shapes: dict[Field, tuple[str, tuple[int, ...]]] = {
+            "codes": ("U8", (experts, rows, columns // 2)),
+            "block_scales": ("F8_E4M3", (experts, rows, columns // BLOCK)),
+            "global_scales": ("F32", (experts,)),
+            "global_divisors": ("F32", (experts,)),
+            "input_amax": ("BF16", (1,)),
+            "input_divisor": ("F32", (1,)),
+            "original_shape": ("I64", (3,)),
+        }
+        for suffix, field in FIELD_SUFFIXES[storage.names].items():
+            if field.startswith("input_") and not storage.activations:
+                continue
+            dtype, shape = shapes[field]
+            name = entry.name + suffix
+            yield dataclasses.replace(entry, name=name, field=field, dtype=dtype, shape=shape)
+
+
+def _renamed(entries: Iterator[Entry]) -> Iterator[Entry]:
+    """The transformers layout: other names, gate and up rows apart."""
+    for entry in entries:
+        base, suffix = _split_suffix(entry)
+        names = in_transformers(base)
+        if len(names) == 2:
+            shape = list(entry.shape)
+            shape[-2] //= 2
+            for name, rows in zip(names, ("even", "odd"), strict=True):
+                yield dataclasses.replace(entry, name=name, shape=tuple(shape), rows=rows)
+            continue
+        is_mixed = base.endswith(".experts.w13_weight")
+        rows: Rows = "gate_then_up" if is_mixed else "all"
+        yield dataclasses.replace(entry, name=names[0] + suffix, rows=rows)
+
+
+def _split_suffix(entry: Entry) -> tuple[str, str]:
+    for suffixes in FIELD_SUFFIXES.values():
+        for suffix, field in suffixes.items():
+            if suffix and field == entry.field and entry.name.endswith(suffix):
+                return entry.name.removesuffix(suffix), suffix
+    return entry.name, ""
 
 
 class _Rows:
@@ -210,7 +360,7 @@ class _Rows:
         if self._config.vision is None:
             return
         shapes = self._config.vision.linear_shapes()
-        name = PART_PREFIXES["vision"]
+        name = "model.visual."
         for i, (out, inner) in enumerate(shapes):
             yield self._one(
                 f"{name}layers.linear_{i}.weight", f"vision.linears.{i}.weight", out, inner
@@ -223,7 +373,7 @@ class _Rows:
         audio = self._config.audio
         if audio is None:
             return
-        name = PART_PREFIXES["audio"]
+        name = "model.audio."
         rows = audio.n_mel_bins * audio.mel_vocab_size
         yield self._one(f"{name}encoder.weight", "audio.encoder.weight", rows, self._width)
         yield self._one(f"{name}final_norm.weight", "audio.final_norm.weight", self._width)

@@ -1,5 +1,6 @@
 """What a trace reads: records, and a checkpoint with progress, after asking whether it fits."""
 
+import dataclasses
 from pathlib import Path
 
 import torch
@@ -9,11 +10,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
+from suzuri.model.checkpoint_files import scan
 from suzuri.model.config import ModelConfig
 from suzuri.model.inkling import PARTS, Inkling
+from suzuri.model.reconcile import reconcile
 from suzuri.model.tensor_table import table
-from suzuri.model.weights import load_weights
+from suzuri.model.weights import LoadReport, load_weights
 
+GB = 10**9
 MEMINFO = Path("/proc/meminfo")
 BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
@@ -32,16 +36,22 @@ def read_records(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is damaged: {error}; copy it again") from None
 
 
-def load_model(folder: Path, dtype: str, console: Console) -> Inkling:
-    """Loads a checkpoint in the released layout with progress; prints what was left out."""
+def load_model(folder: Path, dtype: str, console: Console) -> tuple[Inkling, LoadReport]:
+    """Loads a checkpoint of any layout with progress; prints what was left out.
+
+    NVFP4 experts stay quantised in memory, wherever the files rather than the config tell of them.
+    """
     config = ModelConfig.from_file(folder)
     if config.unknown_keys:
         keys = ", ".join(config.unknown_keys)
         console.print(f"config.json: ignored unknown keys {keys}", markup=False)
+    plan = reconcile(config, scan(folder), PARTS)
+    config = dataclasses.replace(config, quantization=plan.config.quantization)
     refuse_too_big(config, dtype, folder)
     model = Inkling(config, dtype=getattr(torch, dtype))
     columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    shown = console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
         task = progress.add_task("", total=None)
         report = load_weights(
             model,
@@ -56,19 +66,32 @@ def load_model(folder: Path, dtype: str, console: Console) -> Inkling:
     )
     for note in report.notes:
         console.print(f"note: {note}", markup=False)
-    return model
+    return model, report
 
 
 def refuse_too_big(shape: ModelConfig, dtype: str, where: object) -> None:
     """Raises ValueError with both figures when the weights cannot fit into free memory."""
-    gigabytes = sum(entry.num_values for entry in table(shape)) * BYTES[dtype] * 13 // 10**10
+    gigabytes = _needed_bytes(shape, dtype) * 13 // (10 * GB)
     free = _available_bytes()
-    if free is not None and gigabytes > free // 10**9:
+    if free is not None and gigabytes > free // GB:
         needed = f"{gigabytes:,}" if gigabytes < 10**9 else "more than 1,000,000,000"
         raise ValueError(
             f"{where}: this shape needs about {needed} GB as {dtype} (weights and 30 % beside "
-            f"them), {free / 1e9:.1f} GB are free; give a smaller config or another --dtype"
+            f"them), {free / GB:.1f} GB are free; give a smaller config or another --dtype"
         )
+
+
+def _needed_bytes(shape: ModelConfig, dtype: str) -> int:
+    """Of the weights as held, and of the experts that are dequantised at once, a layer's."""
+    held, largest = 0, 0
+    for entry in table(shape):
+        if entry.field == "values":
+            held += entry.num_values * BYTES[dtype]
+        else:
+            held += entry.num_bytes
+            if entry.field == "codes":
+                largest = max(largest, 2 * entry.num_values * BYTES[dtype])
+    return held + largest
 
 
 def _available_bytes() -> int | None:

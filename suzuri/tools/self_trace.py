@@ -5,8 +5,6 @@ same bits alone, in a batch, in chunks and decoded one by one through the cache.
 """
 
 import dataclasses
-import os
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -14,8 +12,10 @@ from torch import Tensor
 
 from suzuri.model.batch import pack
 from suzuri.model.cache import SequenceCache, decoder_attentions
-from suzuri.model.config import PRESETS, ModelConfig, preset
-from suzuri.model.inkling import Inkling, randomize
+from suzuri.model.inkling import Inkling
+from suzuri.model.locate import locate
+from suzuri.model.random_weights import initialize
+from suzuri.model.tensor_table import Storage, table
 from suzuri.tools.golden import draft_chain
 from suzuri.tools.loading import refuse_too_big
 from suzuri.tools.rows import Row
@@ -30,13 +30,14 @@ INTEGERS = {
 
 def trace_shape(config: TraceConfig, console: Console) -> list[Row]:
     """Self-checks of the shape that `config` names. Raises ValueError when it cannot fit."""
-    assert config.config is not None
-    shape = read_shape(config.config)
-    refuse_too_big(shape, config.dtype, config.config)
+    name = config.model or config.config
+    assert name is not None
+    shape = locate(name).config
+    refuse_too_big(shape, config.dtype, name)
     model = Inkling(shape, dtype=getattr(torch, config.dtype))
     with console.status("drawing weights"):
-        randomize(model, config.seed or 0)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        initialize(model, config.seed or 0)
+    num_parameters = sum(entry.num_values for entry in table(shape, Storage()))
     console.print(f"{num_parameters:,} random parameters as {config.dtype}")
     return self_checks(model, config, console)
 
@@ -66,16 +67,6 @@ def self_checks(model: Inkling, config: TraceConfig, console: Console) -> list[R
 def draw_ids(vocabulary: int, count: int, generator: torch.Generator) -> list[int]:
     """Random model rows."""
     return [int(i) for i in torch.randint(vocabulary, (count,), generator=generator)]
-
-
-def read_shape(name: str) -> ModelConfig:
-    """A preset's name, a config.json, or a folder that holds one."""
-    path = Path(name)
-    if path.exists():
-        return ModelConfig.from_file(path)
-    if name in PRESETS or (path.suffix == "" and os.sep not in name):
-        return preset(name)
-    raise ValueError(f"--config {name}: no such file")
 
 
 def _decoder_rows(model: Inkling, full_ND: Tensor, ids: list[int], other: list[int]) -> list[Row]:

@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import Tensor
 
 from suzuri.model.inkling import Inkling
+from suzuri.model.locate import locate
 from suzuri.tools.golden import compute, record_problem
 from suzuri.tools.loading import load_model, read_records
 from suzuri.tools.media_trace import trace_media
@@ -21,7 +22,7 @@ from suzuri.tools.rows import Row, compare, tolerance
 from suzuri.tools.self_trace import self_checks, trace_shape
 from suzuri.tools.trace_config import TraceConfig
 
-LAYOUT_FOLDERS = {"released": "original"}
+LAYOUT_FOLDERS = {"released": "original", "transformers": "transformers"}
 NOT_COMPARED = ("mtp.raw.",)
 """`raw` feeds the drafts un-normed embeddings, as one other package does; the model does not."""
 
@@ -34,24 +35,32 @@ def run_trace(config: TraceConfig) -> int:
     console = Console()
     if config.random_weights:
         return show(console, trace_shape(config, console), "the shape", "itself")
-    assert config.directory is not None
-    folder = config.directory
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder")
+    assert config.model is not None
+    folder = Path(config.model)
     if (folder / "media.safetensors").exists():
         refuse_unused_flags(config)
+        if config.layout is not None:
+            raise ValueError("--layout has no effect on a folder without checkpoints")
         return show(console, trace_media(folder), str(folder))
-    if (folder / "config.json").exists():
-        model = load_model(folder, config.dtype, console)
-        return show(console, self_checks(model, config, console), str(folder), "itself")
+    if not folder.is_dir() or (folder / "config.json").exists():
+        if config.layout is not None:
+            raise ValueError("--layout chooses within a golden folder; files tell their own layout")
+        located = locate(config.model, weights=True)
+        assert located.folder is not None
+        model, _ = load_model(located.folder, config.dtype, console)
+        return show(console, self_checks(model, config, console), config.model, "itself")
     refuse_unused_flags(config)
     expected = read_records(folder / "expected.safetensors")
-    checkpoint = folder / LAYOUT_FOLDERS[config.layout]
-    model = load_model(checkpoint, config.dtype, console)
+    layout = config.layout or "released"
+    checkpoint = folder / LAYOUT_FOLDERS[layout]
+    model, report = load_model(checkpoint, config.dtype, console)
+    # That layout has no place for draft depths; in the other one their absence is a fault.
+    without_drafts = layout == "transformers" and "mtp" not in report.parts
     refuse_other_model(model, expected, folder / "expected.safetensors", checkpoint)
     with console.status("") as status:
         got = compute(model, expected, lambda part: status.update(f"running {part}"))
-    return show(console, golden_rows(got, expected, console), str(folder))
+    rows = golden_rows(got, expected, console, without_drafts=without_drafts)
+    return show(console, rows, str(folder))
 
 
 def refuse_unused_flags(config: TraceConfig) -> None:
@@ -61,7 +70,11 @@ def refuse_unused_flags(config: TraceConfig) -> None:
 
 
 def golden_rows(
-    got: Mapping[str, Tensor], expected: Mapping[str, Tensor], console: Console
+    got: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    console: Console,
+    *,
+    without_drafts: bool = False,
 ) -> list[Row]:
     """One row per expected item, in the order in which the model computes them."""
     order = {name: i for i, name in enumerate(got)}
@@ -72,6 +85,10 @@ def golden_rows(
         console.print(
             f"not compared: {len(skipped)} items {NOT_COMPARED[0]}* (another package's variant)"
         )
+    drafts = [n for n in names if n.startswith("mtp.")]
+    if without_drafts and drafts:
+        console.print(f"mtp: {len(drafts)} items skipped, the transformers layout has no drafts")
+        names = [n for n in names if n not in drafts]
     names.sort(key=lambda name: (order.get(name, len(order)), name))
     return [compare(name, got.get(name), expected[name], tolerance(name)) for name in names]
 

@@ -1,7 +1,6 @@
 """What `suzuri trace` can be asked. No torch here."""
 
 import dataclasses
-from pathlib import Path
 from typing import Literal
 
 from tyro.conf import Positional
@@ -13,24 +12,25 @@ MAX_SEED = 2**62
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TraceConfig:
-    """Run a golden folder (or a shape with random weights) and show the differences.
+    """Run a golden folder (or a model, or a shape with random weights) and show the differences.
 
     Exit code 0 when every item is within tolerance, 1 when one is not (the last line names it),
     2 when the input cannot be used.
     """
 
-    directory: Positional[Path | None] = None
-    """Golden folder: original/ (a checkpoint) and expected.safetensors; or media.safetensors. Or a
-    checkpoint without expected numbers, which is then checked against itself."""
+    model: Positional[str | None] = None
+    """Golden folder: expected.safetensors beside original/ and transformers/ (checkpoints); or
+    media.safetensors. Or a model without expected numbers (a folder or a hub id), which is then
+    checked against itself. With --random-weights also a config.json or a preset (tiny, ...)."""
 
-    layout: Literal["released"] = "released"
-    """Which of the folder's checkpoints to load."""
+    layout: Literal["released", "transformers"] | None = None
+    """Which of a golden folder's checkpoints to load (default: released)."""
 
     random_weights: bool = False
-    """No checkpoint: draw weights for the shape in --config and check it against itself."""
+    """Take only the shape of the model, draw its weights, and check it against itself."""
 
     config: str | None = None
-    """With --random-weights: a config.json, a folder with one, or a preset (tiny, inkling, ...)."""
+    """With --random-weights: another way to give the model."""
 
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Arithmetic. The tolerances are meant for float32."""
@@ -44,18 +44,16 @@ class TraceConfig:
     def resolve(self) -> "TraceConfig":
         """Checks fields against each other. Raises ValueError naming the flag and the fix."""
         if self.random_weights:
-            if self.directory is not None:
-                raise ValueError(
-                    "--random-weights takes its shape from --config FILE, not a folder"
-                )
-            if self.config is None:
-                raise ValueError("--random-weights needs --config FILE (or a preset's name)")
+            if self.model is not None and self.config is not None:
+                raise ValueError(f"two models, {self.model} and --config {self.config}; give one")
+            if self.layout is not None:
+                raise ValueError("--layout chooses a checkpoint; --random-weights reads none")
         elif self.config is not None:
             raise ValueError(
                 "--config goes with --random-weights; a golden folder has its own config"
             )
-        elif self.directory is None:
-            raise ValueError("give a golden folder, or --random-weights --config FILE")
+        if self.model is None and self.config is None:
+            raise ValueError("give a golden folder or a model (with --random-weights its shape)")
         if self.num_tokens is not None and not 2 <= self.num_tokens <= MAX_TOKENS:
             raise ValueError(f"--num-tokens {self.num_tokens}: must be from 2 to {MAX_TOKENS}")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:

@@ -41,11 +41,18 @@ TORCH_FREE = (
     "suzuri/**/types.py",
     "suzuri/**/log.py",
     "suzuri/model/checkpoint_files.py",
+    "suzuri/model/config*.py",
+    "suzuri/model/hub*.py",
+    "suzuri/model/locate.py",
+    "suzuri/model/reconcile.py",
+    "suzuri/model/sizes*.py",
+    "suzuri/model/tensor_*.py",
     "suzuri/processing/**/*.py",
     "suzuri/server/**/*.py",
     "suzuri/rl/algorithms/**/*.py",
-    "suzuri/tools/plan*.py",
+    *(f"suzuri/tools/{name}*.py" for name in ("doctor", "inspect", "plan", "pull")),
     "suzuri/tools/plan*/**/*.py",
+    "suzuri/tools/*_config.py",
     *(
         f"suzuri/engine/{name}.py"
         for name in ("scheduler", "pages", "prefix_cache", "request", "messages", "client")
@@ -54,8 +61,8 @@ TORCH_FREE = (
 # tml_renderers and safetensors.torch load torch themselves.
 LOADS_TORCH = {"torch", "triton", "torchvision", "torchaudio", "transformers", "tml_renderers"}
 
-READS_ENVIRONMENT = {"suzuri/log.py"}
-"""Files that may read the environment: the log level, and later the cache directory."""
+READS_ENVIRONMENT = {"suzuri/log.py", "suzuri/tools/doctor_host.py"}
+"""Files that may read the environment: the log level, and what a report on the machine shows."""
 
 ENVIRONMENT_NAMES = {
     *("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"),

@@ -18,13 +18,14 @@ from tests.architecture.source import Files, comments, imports, nodes
 # depend on neighbours, strides or threads, and that its backward has no atomics.
 TORCH = {
     *("Tensor", "dtype", "device", "finfo", "bool", "int32", "int64", "float32", "float64"),
+    *("bfloat16", "uint8", "float8_e4m3fn", "inf"),
     *("autograd.Function", "utils.checkpoint.checkpoint", "nn.functional.logsigmoid"),
     *("exp", "log", "rsqrt", "tanh", "erf", "maximum", "minimum", "where"),
     *("arange", "full", "full_like", "ones", "ones_like", "zeros", "zeros_like", "tensor"),
     *("empty", "empty_like", "cat", "stack", "searchsorted", "sort", "unique"),
 }
 METHODS = {
-    *("amax", "amin", "max", "min", "clamp", "masked_fill", "any", "all", "nonzero"),
+    *("abs", "amax", "amin", "max", "min", "clamp", "masked_fill", "any", "all", "nonzero"),
     *("to", "detach", "clone", "contiguous", "new_zeros", "new_full", "new_empty"),
     *("expand", "expand_as", "flatten", "unflatten", "reshape", "permute", "transpose"),
     *("squeeze", "unsqueeze", "split", "unbind", "index_select", "repeat_interleave"),
@@ -44,8 +45,8 @@ ONLY_IN_EXACT = {"gather", "scatter_"}
 ONLY_IN_FUNCTIONS = {"index_select", "repeat_interleave"}
 """Their own backward adds rows, with atomics on a GPU; an autograd Function replaces it."""
 MODULES = {
-    *("torch", "suzuri", "collections", "contextlib", "dataclasses", "enum", "itertools", "math"),
-    *("typing", "warnings"),
+    *("torch", "suzuri", "collections", "contextlib", "dataclasses", "enum", "functools"),
+    *("itertools", "math", "statistics", "typing", "warnings"),
 }
 BUILTINS_TO_AVOID = {"eval", "exec", "getattr", "globals", "locals", "pow", "vars", "__import__"}
 

@@ -130,7 +130,8 @@ def test_unknown_preset_suggests_the_nearest(wrong: str) -> None:
 def test_no_torch_is_loaded() -> None:
     code = (
         "import sys\n"
-        "import suzuri.model.config, suzuri.model.tensor_table, suzuri.model.reconcile\n"
+        "import suzuri.model.quantization_config, suzuri.model.tensor_table\n"
+        "import suzuri.model.reconcile\n"
         "sys.exit('torch' in sys.modules)"
     )
     root = Path(__file__).parents[2]

@@ -6,13 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suzuri.model.config import (
-    PRESETS,
-    ModelConfig,
-    preset,
-)
+from suzuri.model.config import ModelConfig, preset
 from suzuri.model.tensor_table import table
-from tests.model.documents import document, refused, with_value, without
+from tests.model.documents import JSON, document, paths, refused, with_value, without
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 CASES = sorted(path.parent for path in GOLDEN.glob("*/original/config.json"))
@@ -59,13 +55,6 @@ def test_golden_base_values() -> None:
     assert config.vision.linear_shapes() == ((64, 27), (128, 256), (64, 256))
 
 
-def test_transformers_spelling_is_refused_by_name() -> None:
-    folder = GOLDEN / "base" / "transformers"
-    with pytest.raises(ValueError, match=r"moe_intermediate_size.*transformers.*not read yet"):
-        ModelConfig.from_file(folder)
-    refused(document(layer_types=["hybrid"]), "text_config.layer_types", "not read yet")
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -87,15 +76,6 @@ def test_broken_file_names_file_and_position(
         ModelConfig.from_file(tmp_path)
     for word in [str(file), *words]:
         assert word in str(caught.value)
-
-
-def test_quantised_checkpoints_are_refused_by_name() -> None:
-    values = document()
-    values["quantization_config"] = {"quant_algo": "NVFP4"}
-    with pytest.raises(ValueError, match="quantization_config: quantised checkpoints are not"):
-        ModelConfig.from_dict(values)
-    values["quantization_config"] = None
-    assert "quantization_config" not in ModelConfig.from_dict(values).unknown_keys
 
 
 @pytest.mark.parametrize("key", ["torch_dtype", "dtype"])
@@ -328,16 +308,7 @@ def test_absent_recipe_flags_are_the_supported_ones() -> None:
 
 # Properties.
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=4,
-)
-PATHS = [
-    (block, key)
-    for block in ("text_config", "audio_config", "vision_config", "mtp_config")
-    for key in PRESETS["tiny"].to_dict()[block]
-] + [(key,) for key in PRESETS["tiny"].to_dict()]
+PATHS = paths(document())
 
 
 @settings(max_examples=300, deadline=None)

@@ -7,10 +7,11 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from suzuri.model import weights
+from suzuri.model import checkpoint_writer
 from suzuri.model.checkpoint_files import scan
 from suzuri.model.config import PRESETS, ModelConfig, MtpConfig
-from suzuri.model.inkling import Inkling, initialize
+from suzuri.model.inkling import Inkling
+from suzuri.model.random_weights import initialize
 from suzuri.model.tensor_table import table
 from suzuri.model.weights import export_weights, load_weights
 from tests.model.checkpoints import (
@@ -152,7 +153,7 @@ def test_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         seen.append(sorted(file.name for file in path.parent.iterdir()))
         raise OSError("disk full")
 
-    monkeypatch.setattr(weights, "_write_json", fail)
+    monkeypatch.setattr(checkpoint_writer, "write_json", fail)
     with pytest.raises(OSError, match="disk full"):
         export_weights(model, tmp_path / "deep" / "out")
     assert seen == [[MAIN, "mtp.safetensors"]]  # the index comes after all the weights

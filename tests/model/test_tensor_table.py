@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from suzuri.model.checkpoint_files import scan
 from suzuri.model.config import PRESETS, ModelConfig, MtpConfig, preset
-from suzuri.model.tensor_table import Entry, parameter_shapes, table
+from suzuri.model.tensor_names import LAYOUTS, Layout
+from suzuri.model.tensor_table import (
+    Entry,
+    Storage,
+    parameter_shapes,
+    released_nvfp4_layers,
+    table,
+)
 from tests.model.checkpoints import (
     CASES,
     build,
@@ -39,6 +46,57 @@ def test_small_has_the_published_size_to_the_byte() -> None:
 def test_inkling_has_the_published_number_of_parameters() -> None:
     _, num_values, without_mtp = totals(preset("inkling"))
     assert (round(num_values / 1e9, 1), round(without_mtp / 1e9, 1)) == (952.4, 947.1)
+
+
+def test_nvfp4_small_has_the_published_sizes_by_dtype() -> None:
+    """The five sums of docs/architecture.md 5.5, in numbers of values."""
+    config = preset("inkling-small")
+    layers = released_nvfp4_layers(config)
+    assert layers == tuple(range(3, 42))
+    found: Counter[str] = Counter()
+    for entry in table(config, Storage(nvfp4_layers=layers)):
+        found[entry.dtype] += entry.num_values
+    assert found == {
+        "U8": 125_627_793_408,
+        "F8_E4M3": 15_703_474_176,
+        "F32": 30_248,
+        "I64": 234,
+        "BF16": 14_700_842_072,
+    }
+
+
+@pytest.mark.parametrize("names", ["modelopt", "compressed-tensors"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_storage_covers_each_row_exactly_once(name: str, layout: Layout, names: str) -> None:
+    config = PRESETS[name]
+    layers = released_nvfp4_layers(config)
+    entries = table(config, Storage(layout=layout, nvfp4_layers=layers, names=names))
+    assert len({entry.name for entry in entries}) == len(entries)
+    rows: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for entry in entries:
+        if entry.field not in ("values", "codes"):
+            continue
+        count = sum(segment.count for segment in entry.segments())
+        columns = math.prod(entry.parameter_shape[2 if len(entry.parameter_shape) == 3 else 1 :])
+        packed = 2 if entry.field == "codes" else 1
+        assert entry.num_values * packed == len(entry.leads) * count * columns, entry.name
+        for lead in (entry.leads[0], entry.leads[-1]):
+            for segment in entry.segments():
+                last = segment.first + segment.step * (segment.count - 1)
+                places = rows.setdefault((entry.parameter, lead), [])
+                places += [(segment.first, segment.step), (last, segment.step)]
+    for (parameter, _), places in rows.items():
+        shape = parameter_shapes(entries)[parameter]
+        total = shape[1] if len(shape) == 3 else shape[0]
+        firsts = sorted(first for first, _ in places)
+        assert firsts[0] == 0 and firsts[-1] == total - 1, parameter
+    whole = {entry.parameter: math.prod(entry.parameter_shape) for entry in entries}
+    held: Counter[str] = Counter()
+    for entry in entries:
+        if entry.field in ("values", "codes"):
+            held[entry.parameter] += entry.num_values * (2 if entry.field == "codes" else 1)
+    assert held == whole
 
 
 @pytest.mark.parametrize("folder", CASES, ids=lambda path: path.parent.name)

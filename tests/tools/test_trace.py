@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from suzuri.cli import main
+from suzuri.tools import loading
 from suzuri.tools.rows import EXACT, LAYERS, LOGITS, TOWERS, Tolerance, compare, tolerance
 from tests.model.models import GOLDEN
 
@@ -96,13 +97,17 @@ def test_tolerances_are_those_of_the_golden_readme() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trace"], "give a golden folder, or --random-weights --config FILE"),
-        (["trace", "no/such/folder"], "no/such/folder is not a folder"),
+        (["trace"], "give a golden folder or a model"),
+        (["trace", "no/such/folder"], "no/such/folder"),
         (["trace", str(GOLDEN)], "expected.safetensors is missing"),
-        (["trace", "--random-weights"], "--random-weights needs --config FILE"),
+        (["trace", "--random-weights"], "give a golden folder or a model"),
         (["trace", "--random-weights", "--config", "tinny"], "did you mean 'tiny'"),
-        (["trace", "--random-weights", "--config", "no/config.json"], "no such file"),
-        (["trace", "--random-weights", "--config", "tiny", "x"], "takes its shape from --config"),
+        (["trace", "--random-weights", "--config", "no/config.json"], "no/config.json"),
+        (["trace", "--random-weights", "--config", "tiny", "x"], "two models, x and --config tiny"),
+        (["trace", *TINY, "--layout", "released"], "--random-weights reads none"),
+        (["trace", "tiny"], "shape without weights"),
+        (["trace", str(GOLDEN / "odd" / "original"), "--layout", "released"], "tell their own"),
+        (["trace", str(GOLDEN / "media"), "--layout", "released"], "has no effect"),
         (["trace", "x", "--config", "tiny"], "--config goes with --random-weights"),
         (["trace", *TINY, "--num-tokens", "1"], "--num-tokens 1: must be from 2 to 100000"),
         (["trace", *TINY, "--num-tokens", "5000"], "model_max_length is 4096"),
@@ -110,7 +115,7 @@ def test_tolerances_are_those_of_the_golden_readme() -> None:
         (["trace", str(GOLDEN / "odd" / "original"), "--num-tokens", "0"], "must be from 2"),
         (["trace", str(GOLDEN / "odd"), "--seed", "3"], "have no effect on a folder with expected"),
         (["trace", "--random-weights", "--config", "inkling"], "GB are free; give a smaller"),
-        (["trace", "--layout", "transformers", "x"], "transformers"),
+        (["trace", "--layout", "transformer", "x"], "transformers"),
         (["trace", "--dtypo", "float32", "x"], "--dtypo"),
         (["trase"], "no command 'trase'"),
         ([], ""),
@@ -272,14 +277,29 @@ def test_a_model_that_cannot_fit_is_refused_in_every_mode(
     for size in (10**12, 10**310):
         config["text_config"]["vocab_size"] = size
         file.write_text(json.dumps(config))
-        for words in (
-            [str(folder)],
-            [str(folder / "original")],
-            ["--random-weights", "--config", str(file)],
+        for words, message in (
+            ([str(folder)], "does not fit the config"),
+            ([str(folder / "original")], "does not fit the config"),
+            (["--random-weights", str(file)], "GB are free; give a smaller"),
+            (["--random-weights", "--config", str(file)], "GB are free; give a smaller"),
         ):
             code, _, err = run(capsys, "trace", *words)
             assert code == 2
-            assert "GB are free; give a smaller" in err
+            assert message in err
+
+
+def test_a_checkpoint_that_cannot_fit_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "_available_bytes", lambda: 10**8)
+    code, _, err = run(capsys, "trace", str(GOLDEN / "base"))
+    assert code == 0, err
+    monkeypatch.setattr(loading, "_available_bytes", lambda: 10)
+    monkeypatch.setattr(loading, "GB", 1)
+    for words in ([str(GOLDEN / "base")], [str(GOLDEN / "base" / "original")]):
+        code, _, err = run(capsys, "trace", *words)
+        assert code == 2
+        assert "GB are free; give a smaller" in err
 
 
 def test_the_log_level_is_checked(

@@ -1,0 +1,123 @@
+"""Buffers of one step on one rank. All are bounded by the token budget, none by the context.
+
+An upper bound for kernels that keep nothing alive longer than a sub-block: each line is the largest
+moment of its kind. docs/plan.md explains the lines. Read next: sizes.py. No torch here.
+"""
+
+# pyright: strict
+
+from suzuri.model.config import AttentionConfig, ModelConfig
+from suzuri.model.sizes_shard import Sharding, kv_heads_per_rank
+from suzuri.model.sizes_state import ACTIVATION_BYTES
+
+LOGIT_ROWS = 256
+"""Rows of logits that are made at a time; more rows take several turns."""
+SPLIT_ROWS = 4096
+"""Partial results of split attention that are kept at a time, per head; longer contexts and larger
+batches take several turns, so this does not grow."""
+TOWER_PATCHES = 1024
+"""Patches (or audio frames) that a tower embeds at a time."""
+LAUNCHES_PER_LAYER = 12
+GRAPH_NODE_BYTES = 4096
+"""Device memory of one captured kernel launch, rounded up from a measurement (docs/plan.md)."""
+MAX_GRAPH_BATCH = 512
+PREFILL_GRAPHS = 32
+FP32 = 4
+
+
+def workspace(
+    config: ModelConfig, sharding: Sharding, token_budget: int, *, dequantised_layer: bool
+) -> dict[str, int]:
+    """Bytes by line, for steps of at most `token_budget` tokens.
+
+    `dequantised_layer`: the references on the CPU unpack a whole layer's NVFP4 experts at once.
+    """
+    text = config.text
+    attentions = [text.attention(layer) for layer in range(text.num_hidden_layers)]
+    # The stream, its normed copy, and the sum of a sub-block before it is reduced.
+    stream = 3 * token_budget * text.hidden_size * ACTIVATION_BYTES
+    attention = max(_attention(a, sharding, token_budget) for a in attentions)
+    dense, experts = (part(config, sharding, token_budget) for part in (_dense, _experts))
+    heads = max(a.num_heads // sharding.tp for a in attentions)
+    lines = {
+        "activations": stream + max(attention, dense, experts),
+        "relative bias": max(_bias(a, sharding, token_budget) for a in attentions),
+        "split attention": heads * SPLIT_ROWS * (max(a.head_dim for a in attentions) + 2) * FP32,
+        "logits": _logits(config, sharding),
+        "towers": _towers(config),
+    }
+    if dequantised_layer:
+        # Gate and up, and down twice: as unpacked, and joined to the shared experts.
+        values = 4 * text.n_routed_experts * text.intermediate_size * text.hidden_size
+        lines["one layer's experts unpacked"] = values * ACTIVATION_BYTES // sharding.tp
+    return lines
+
+
+def graphs(config: ModelConfig, concurrency: int, drafts: int) -> int:
+    """CUDA graphs: one decode graph per batch bucket, one prefill graph per token bucket.
+
+    Their kernels write into the workspace, so a graph itself is the memory of its launches.
+    """
+    launches = LAUNCHES_PER_LAYER * (config.text.num_hidden_layers + drafts)
+    return (len(decode_buckets(concurrency)) + PREFILL_GRAPHS) * launches * GRAPH_NODE_BYTES
+
+
+def decode_buckets(concurrency: int) -> tuple[int, ...]:
+    """Batch sizes that decode is captured for: powers of two up to 8, then steps of 8."""
+    most = min(concurrency, MAX_GRAPH_BATCH)
+    sizes = [size for size in (1, 2, 4, 8, *range(16, most + 1, 8)) if size < most]
+    return (*sizes, most)
+
+
+def _attention(attention: AttentionConfig, sharding: Sharding, tokens: int) -> int:
+    heads = attention.num_heads // sharding.tp
+    kv_heads = kv_heads_per_rank(attention, sharding.tp)
+    projected = (heads + 2 * kv_heads) * attention.head_dim + heads * attention.d_rel
+    normed = (heads + 2 * kv_heads) * attention.head_dim
+    out = heads * attention.head_dim
+    return tokens * (projected + normed + out) * ACTIVATION_BYTES
+
+
+def _bias(attention: AttentionConfig, sharding: Sharding, tokens: int) -> int:
+    """The band of learned biases: distances below the extent, never the length of the context."""
+    heads = attention.num_heads // sharding.tp
+    return tokens * heads * attention.rel_extent * ACTIVATION_BYTES
+
+
+def _dense(config: ModelConfig, sharding: Sharding, tokens: int) -> int:
+    if not config.text.dense_mlp_idx and not config.mtp_depths:
+        return 0
+    return tokens * 3 * (config.text.dense_intermediate_size // sharding.tp) * ACTIVATION_BYTES
+
+
+def _experts(config: ModelConfig, sharding: Sharding, tokens: int) -> int:
+    """Rows in expert order, gate and up, their product, and the results before they are summed.
+
+    A group of ranks may get every token's every expert, so `ep` does not lessen the rows.
+    """
+    text = config.text
+    if text.dense_mlp_idx >= text.num_hidden_layers:
+        return 0
+    rows = tokens * (text.num_experts_per_tok + text.n_shared_experts)
+    inner = text.intermediate_size * sharding.ep // sharding.tp
+    return rows * (2 * text.hidden_size + 3 * inner) * ACTIVATION_BYTES
+
+
+def _logits(config: ModelConfig, sharding: Sharding) -> int:
+    """fp32 rows: the rank's own columns, all columns gathered, and their probabilities."""
+    rows = config.text.vocab_size
+    return LOGIT_ROWS * (rows // sharding.tp + 2 * rows) * FP32
+
+
+def _towers(config: ModelConfig) -> int:
+    largest = 0
+    if config.vision is not None:
+        vision, scales = config.vision, config.vision.scales()
+        pixels = vision.temporal_patch_size * vision.patch_size**2
+        # Values of one patch before and after each fold, both alive at once.
+        per_scale = [pixels // (frames * side**2) * channels for frames, side, channels in scales]
+        largest = 2 * max(per_scale) * FP32
+    if config.audio is not None:
+        # A frame's rows are summed as they are read; only the sum and its norm are kept.
+        largest = max(largest, 2 * config.text.hidden_size * FP32)
+    return TOWER_PATCHES * largest

@@ -1,0 +1,245 @@
+"""`suzuri convert`: a checkpoint in another layout, streamed and resumable. Read `run_convert`.
+
+convert_folder.py has the folder that is filled, convert_progress.py what is shown meanwhile.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from suzuri import __version__
+from suzuri.model.checkpoint_files import Checkpoint, CheckpointError, scan
+from suzuri.model.checkpoint_io import CheckpointReader
+from suzuri.model.checkpoint_writer import FolderPlan, complete_shards, plan_folder, write_files
+from suzuri.model.config import ModelConfig, MtpConfig
+from suzuri.model.locate import Located, locate
+from suzuri.model.random_weights import RandomWeights
+from suzuri.model.reconcile import reconcile
+from suzuri.model.tensor_names import OPTIONAL_PARTS, Layout
+from suzuri.model.tensor_table import parameter_shapes, table
+from suzuri.model.transfer import Source
+from suzuri.model.weights import quantised, stored_as
+from suzuri.tools.convert_config import ConvertConfig
+from suzuri.tools.convert_folder import (
+    check_room,
+    claimed,
+    copy_file,
+    destination,
+    finish,
+    other_files,
+)
+from suzuri.tools.convert_progress import shown
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What is converted: its config as held, where the values come from, what it is known by.
+
+    `check` raises when the files are not those any more that were looked at, `check_divisors` when
+    compressed-tensors cannot hold the global scales (that takes seconds).
+    """
+
+    config: ModelConfig
+    source: Source
+    activations: bool
+    layout: Layout
+    identity: str
+    notes: tuple[str, ...]
+    check: Callable[[], None]
+    check_divisors: Callable[[], None]
+
+
+def run_convert(config: ConvertConfig) -> int:
+    """Converts and prints what was written. Returns 0.
+
+    Raises ValueError or OSError where source, destination or disk do not allow it.
+    """
+    console = Console()
+    device = _device(config.device)
+    located = locate(config.source, weights=not config.random_weights)
+    target = destination(config.destination, located.folder)
+    with _origin(config, located) as origin:
+        plan, notes = _plan(config, origin)
+        along, left = other_files(located.folder)
+        notes += [f"not copied: {', '.join(left)}"] * bool(left)
+        for note in (*origin.notes, *notes):
+            console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+        check_room(target, plan, sum(file.stat().st_size for file in along))
+        record = _record(origin, plan)
+        with (
+            claimed(target, record, restart=config.restart) as partial,
+            _explained(partial, console),
+        ):
+            _write(console, partial, plan, origin, device)
+            for file in along:
+                copy_file(file, partial)
+            reconcile(ModelConfig.from_file(partial), scan(partial), frozenset(OPTIONAL_PARTS))
+            finish(partial, target, plan)
+    print(
+        f"wrote {target}: {plan.storage.layout} layout, {_experts(plan)}, "
+        f"{len(plan.shards)} shards, {plan.num_bytes / 1e9:.3f} GB of tensors"
+        + (f", and {len(along)} other files" if along else "")
+    )
+    return 0
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError("must be cpu or cuda")
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"--device {name}: {reason}") from None
+    return device
+
+
+@contextlib.contextmanager
+def _explained(partial: Path, console: Console) -> Generator[None]:
+    """However it stops: where the unfinished folder is, and how to go on."""
+    try:
+        yield
+    except (KeyboardInterrupt, ValueError, OSError):
+        console.print(
+            f"stopped; {partial} keeps the shards that are complete. The same command (without "
+            "--restart) goes on from there; remove it when it is not wanted",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise
+
+
+@contextlib.contextmanager
+def _origin(config: ConvertConfig, located: Located) -> Generator[Origin]:
+    unknown = located.config.unknown_keys
+    notes = [f"config.json: unknown keys are not carried over: {', '.join(unknown)}"]
+    notes *= bool(unknown)
+    if config.random_weights:
+        shape = located.config
+        shape = shape if config.mtp else dataclasses.replace(shape, mtp=MtpConfig())
+        yield Origin(
+            config=shape,
+            source=RandomWeights(parameter_shapes(table(shape)), seed=config.seed),
+            activations=False,
+            layout="released",
+            identity=f"random weights of seed {config.seed}",
+            notes=tuple(notes),
+            check=lambda: None,
+            check_divisors=lambda: None,
+        )
+        return
+    assert located.folder is not None
+    checkpoint = scan(located.folder)
+    states = _states(checkpoint)
+    want = frozenset(OPTIONAL_PARTS) - ({"mtp"} if not config.mtp else set())
+    held = reconcile(located.config, checkpoint, want)
+    with CheckpointReader(checkpoint, held.reads) as reader:
+        reader.check_small()
+        yield Origin(
+            config=held.config,
+            source=reader,
+            activations=any(entry.field.startswith("input_") for entry, _ in held.reads),
+            layout=checkpoint.layout,
+            identity=_identity(checkpoint, states),
+            notes=(*held.notes, *notes),
+            check=lambda: _check_unchanged(checkpoint, states),
+            check_divisors=reader.check_divisors,
+        )
+
+
+def _states(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
+    """Size and time of each file."""
+    stats = {name: (checkpoint.directory / name).stat() for name in checkpoint.files}
+    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
+
+
+def _check_unchanged(checkpoint: Checkpoint, states: dict[str, tuple[int, int]]) -> None:
+    for name, state in states.items():
+        file = checkpoint.directory / name
+        try:
+            stat = file.stat()
+        except OSError as error:
+            raise CheckpointError(
+                f"{file} cannot be found any more: {error.strerror}; put it back unchanged and run "
+                "the same command again"
+            ) from error
+        if (stat.st_size, stat.st_mtime_ns) != state:
+            raise CheckpointError(
+                f"{file} has changed while it was read; convert again with --restart when nobody "
+                "writes to it"
+            )
+
+
+def _identity(checkpoint: Checkpoint, states: dict[str, tuple[int, int]]) -> str:
+    """Changes when a file of the checkpoint does."""
+    digest = hashlib.sha256()
+    for name, (size, time) in states.items():
+        digest.update(f"{name} {size} {time}\n".encode())
+    for name, tensor in checkpoint.tensors.items():
+        digest.update(f"{name} {tensor}\n".encode())
+    return digest.hexdigest()
+
+
+def _plan(config: ConvertConfig, origin: Origin) -> tuple[FolderPlan, list[str]]:
+    """What to write, and notes about it."""
+    model = origin.config
+    if config.experts == "bf16":
+        model = dataclasses.replace(model, quantization=None)
+    elif config.experts == "nvfp4" and model.quantization is None:
+        model = quantised(model)
+    layout = config.layout or origin.layout
+    storage = stored_as(model, layout, activations=origin.activations, names=config.names)
+    is_quantised = bool(storage.nvfp4_layers)
+    if config.names is not None and not is_quantised:
+        raise ValueError(f"--names {config.names}: the result has no NVFP4 experts to name")
+    if is_quantised and storage.names == "compressed-tensors":
+        origin.check_divisors()
+    notes: list[str] = []
+    if origin.activations and not is_quantised:
+        notes.append("the experts' activation scales (input_amax) are dropped with NVFP4")
+    return plan_folder(model, storage, max(1, int(config.max_shard_gb * 1e9))), notes
+
+
+def _record(origin: Origin, plan: FolderPlan) -> dict[str, object]:
+    """What must be equal for a conversion to go on."""
+    return {
+        "suzuri": __version__,
+        "source": origin.identity,
+        "config": plan.config.to_dict(),
+        "storage": dataclasses.asdict(plan.storage)
+        | {"nvfp4_layers": [*plan.storage.nvfp4_layers]},
+        "shards": {name: [entry.name for entry in held] for name, held in plan.shards.items()},
+    }
+
+
+def _write(
+    console: Console, partial: Path, plan: FolderPlan, origin: Origin, device: torch.device
+) -> None:
+    names = complete_shards(partial, plan)
+    kept = sum(plan.shard_bytes(name) for name in names)
+    if names:
+        print(f"going on: {len(names)} of {len(plan.shards)} shards are there", flush=True)
+    with shown(console, plan.num_bytes, kept) as progress:
+        write_files(
+            partial,
+            plan,
+            origin.source,
+            may_round=False,
+            progress=progress,
+            device=device,
+            check=origin.check,
+        )
+
+
+def _experts(plan: FolderPlan) -> str:
+    layers = plan.storage.nvfp4_layers
+    if not layers:
+        return f"{plan.config.text.torch_dtype} weights"
+    return f"NVFP4 experts in {len(layers)} layers ({plan.storage.names} names)"
