@@ -18,7 +18,7 @@ AIMS = {
     TOP: 950,
     "kernels": 9_000,
     "distributed": 1_000,
-    "model": 3_500,
+    "model": 7_000,
     "processing": 1_300,
     "engine": 5_000,
     "training": 2_200,
@@ -26,7 +26,7 @@ AIMS = {
     "server": 4_000,
     "rl": 1_500,
     "evals": 500,
-    "tools": 1_500,
+    "tools": 7_500,
 }
 FILE_LINES = 500
 KERNEL_FILE_LINES = 600

@@ -35,10 +35,10 @@ def convert(args: Sequence[str]) -> int:
 def doctor(args: Sequence[str]) -> int:
     """look at this machine: one report to paste into an issue"""
     from suzuri.config import parse
-    from suzuri.tools.doctor_config import DoctorConfig
+    from suzuri.tools.doctor.config import DoctorConfig
 
     config = parse(DoctorConfig, prog="suzuri doctor", args=args).resolve()
-    from suzuri.tools.doctor import run_doctor
+    from suzuri.tools.doctor.run import run_doctor
 
     return run_doctor(config)
 
@@ -46,10 +46,10 @@ def doctor(args: Sequence[str]) -> int:
 def inspect(args: Sequence[str]) -> int:
     """show what is in a checkpoint, by part, and whether it is complete"""
     from suzuri.config import parse
-    from suzuri.tools.inspect_config import InspectConfig
+    from suzuri.tools.inspect.config import InspectConfig
 
     config = parse(InspectConfig, prog="suzuri inspect", args=args).resolve()
-    from suzuri.tools.inspect_model import run_inspect
+    from suzuri.tools.inspect.run import run_inspect
 
     return run_inspect(config)
 
@@ -57,10 +57,10 @@ def inspect(args: Sequence[str]) -> int:
 def pull(args: Sequence[str]) -> int:
     """fetch a model from the hub: resumed, checked, complete or the reason why not"""
     from suzuri.config import parse
-    from suzuri.tools.pull_config import PullConfig
+    from suzuri.tools.pull.config import PullConfig
 
     config = parse(PullConfig, prog="suzuri pull", args=args).resolve()
-    from suzuri.tools.pull import run_pull
+    from suzuri.tools.pull.run import run_pull
 
     return run_pull(config)
 

@@ -50,8 +50,7 @@ TORCH_FREE = (
     "suzuri/processing/**/*.py",
     "suzuri/server/**/*.py",
     "suzuri/rl/algorithms/**/*.py",
-    *(f"suzuri/tools/{name}*.py" for name in ("doctor", "inspect", "plan", "pull")),
-    "suzuri/tools/plan*/**/*.py",
+    *(f"suzuri/tools/{name}/**/*.py" for name in ("doctor", "inspect", "plan", "pull")),
     "suzuri/tools/*_config.py",
     *(
         f"suzuri/engine/{name}.py"
@@ -61,7 +60,7 @@ TORCH_FREE = (
 # tml_renderers and safetensors.torch load torch themselves.
 LOADS_TORCH = {"torch", "triton", "torchvision", "torchaudio", "transformers", "tml_renderers"}
 
-READS_ENVIRONMENT = {"suzuri/log.py", "suzuri/tools/doctor_host.py"}
+READS_ENVIRONMENT = {"suzuri/log.py", "suzuri/tools/doctor/host.py"}
 """Files that may read the environment: the log level, and what a report on the machine shows."""
 
 ENVIRONMENT_NAMES = {

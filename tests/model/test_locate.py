@@ -15,8 +15,8 @@ from huggingface_hub import constants
 from suzuri.config import parse
 from suzuri.model.config import ModelConfig, preset
 from suzuri.model.locate import locate
-from suzuri.tools.pull import run_pull
-from suzuri.tools.pull_config import PullConfig
+from suzuri.tools.pull.config import PullConfig
+from suzuri.tools.pull.run import run_pull
 from tests.tools.fake_hub import COMMIT, FakeHub, running
 from tests.tools.hub_settings import BASE, SHARD, connect, environment, model_files, program
 

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from suzuri.tools.doctor_host import Host
-from suzuri.tools.doctor_nvidia import Gpu
-from suzuri.tools.doctor_report import Line
+from suzuri.tools.doctor.host import Host
+from suzuri.tools.doctor.nvidia import Gpu
+from suzuri.tools.doctor.report import Line
 
 
 def machine(tmp_path: Path, programs: dict[str, str] | None = None, /, **files: str) -> Host:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from suzuri.tools import doctor, doctor_resources
-from suzuri.tools.doctor_config import DoctorConfig
-from suzuri.tools.doctor_host import MAX_OUTPUT, Answer, Host, Running, ask
-from suzuri.tools.doctor_packages import (
+from suzuri.tools.doctor import resources
+from suzuri.tools.doctor import run as doctor
+from suzuri.tools.doctor.config import DoctorConfig
+from suzuri.tools.doctor.host import MAX_OUTPUT, Answer, Host, Running, ask
+from suzuri.tools.doctor.packages import (
     PURPOSES,
     Requirement,
     is_allowed,
@@ -20,9 +21,9 @@ from suzuri.tools.doctor_packages import (
     parse_requirement,
     requirements,
 )
-from suzuri.tools.doctor_report import Line, Private, cleaned, show, verdict
-from suzuri.tools.doctor_resources import Space, memory_bytes
-from suzuri.tools.doctor_system import container_of, cpu_limit, is_wsl
+from suzuri.tools.doctor.report import Line, Private, cleaned, show, verdict
+from suzuri.tools.doctor.resources import Space, memory_bytes
+from suzuri.tools.doctor.system import container_of, cpu_limit, is_wsl
 from tests.tools.doctor_machines import by_name, machine
 
 REPOSITORY = Path(__file__).parents[2]
@@ -111,11 +112,11 @@ def test_limits_of_control_groups_count(tmp_path: Path) -> None:
 def test_small_shared_memory_names_the_flag_of_this_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_resources, "space", lambda *_: Space(free=64 << 20, total=64 << 20))
+    monkeypatch.setattr(resources, "space", lambda *_: Space(free=64 << 20, total=64 << 20))
     host = machine(tmp_path, **{".dockerenv": "", "dev__shm__x": "", "proc__version": "Microsoft"})
     assert container_of(host) == "docker" and is_wsl(host)
     for num_gpus, status in ((8, "problem"), (1, "note")):
-        line = by_name(doctor_resources.resource_lines(host, num_gpus), "shared memory")
+        line = by_name(resources.resource_lines(host, num_gpus), "shared memory")
         assert line.status == status and "--shm-size" in line.fix
 
 
@@ -123,13 +124,13 @@ def test_a_disk_that_does_not_answer_is_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = Space(error="the file system did not answer in 5 s")
-    monkeypatch.setattr(doctor_resources, "space", lambda *_: late)
-    line = by_name(doctor_resources.resource_lines(machine(tmp_path), 0), "hub cache")
+    monkeypatch.setattr(resources, "space", lambda *_: late)
+    line = by_name(resources.resource_lines(machine(tmp_path), 0), "hub cache")
     assert line.status == "problem" and "did not answer" in line.value
 
 
 def test_a_folder_that_does_not_exist_yet_is_measured_at_its_parent(tmp_path: Path) -> None:
-    found = doctor_resources.space(doctor.this_machine(), str(tmp_path / "not" / "yet"))
+    found = resources.space(doctor.this_machine(), str(tmp_path / "not" / "yet"))
     assert found.error == "" and found.device == tmp_path.stat().st_dev
     assert 0 < found.free <= found.total
 
@@ -270,7 +271,7 @@ def test_the_command_here_prints_one_verdict(capsys: pytest.CaptureFixture[str])
 
 def test_an_output_that_knows_ascii_only_is_enough(tmp_path: Path) -> None:
     code = (
-        "from suzuri.tools.doctor_report import *\n"
+        "from suzuri.tools.doctor.report import *\n"
         "line = Line(area='a', name='b', value='EPYC\\u2122 \\u65e5\\u672c', fix='\\u2026')\n"
         "import sys; sys.exit(show([line], '1', as_json=False))"
     )

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from suzuri.tools import doctor, doctor_nvidia, doctor_torch
-from suzuri.tools.doctor_gpus import nvidia_lines, parse_rocm
-from suzuri.tools.doctor_host import Answer, Host
-from suzuri.tools.doctor_nvidia import Nvidia, parse_topology, read_nvidia
-from suzuri.tools.doctor_torch import parse_facts, torch_lines
+from suzuri.tools.doctor import nvidia, pytorch
+from suzuri.tools.doctor import run as doctor
+from suzuri.tools.doctor.gpus import nvidia_lines, parse_rocm
+from suzuri.tools.doctor.host import Answer, Host
+from suzuri.tools.doctor.nvidia import Nvidia, parse_topology, read_nvidia
+from suzuri.tools.doctor.pytorch import parse_facts, torch_lines
 from tests.tools.doctor_machines import by_name, card, machine
 
 BANNER = "| NVIDIA-SMI 580.159.04   Driver Version: 580.159.04   CUDA Version: 13.0 |"
@@ -78,7 +79,7 @@ esac"""
 def test_a_driver_that_does_not_work_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, status: str, value: str, fix: str
 ) -> None:
-    monkeypatch.setattr(doctor_nvidia, "QUERY_SECONDS", 0.3 if "sleep" in script else 20)
+    monkeypatch.setattr(nvidia, "QUERY_SECONDS", 0.3 if "sleep" in script else 20)
     bus = {
         "sys__bus__pci__devices__a__vendor": "0x10de\n",
         "sys__bus__pci__devices__a__class": "0x030200\n",
@@ -206,17 +207,17 @@ def test_rocm_cards_are_read() -> None:
 def test_a_torch_that_is_missing_or_broken_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, value: str, fix: str
 ) -> None:
-    monkeypatch.setattr(doctor_torch, "TORCH_SECONDS", 0.3 if "sleep" in script else 20.0)
+    monkeypatch.setattr(pytorch, "TORCH_SECONDS", 0.3 if "sleep" in script else 20.0)
     host = machine(tmp_path, {"python": script})
     host = Host(environment=host.environment, root=host.root, python=str(tmp_path / "bin/python"))
-    answer = doctor_torch.start_torch(host).answer()
+    answer = pytorch.start_torch(host).answer()
     (line,) = torch_lines(host, parse_facts(answer.text), answer, Nvidia())
     assert line.status == "problem"
     assert value in line.value and fix in line.fix
 
 
 def test_the_child_tells_about_the_torch_that_is_here() -> None:
-    answer = doctor_torch.start_torch(doctor.this_machine()).answer()
+    answer = pytorch.start_torch(doctor.this_machine()).answer()
     facts = parse_facts(answer.text)
     assert answer.error == "" and facts["stage"] == "end"
     torch = pytest.importorskip("torch")

@@ -15,12 +15,12 @@ from suzuri.model.checkpoint_files import encode_header, scan
 from suzuri.model.config import PRESETS, ModelConfig, Quantization
 from suzuri.model.tensor_names import Layout
 from suzuri.model.tensor_table import Entry, Storage, released_nvfp4_layers, table
-from suzuri.tools.doctor import model_lines, this_machine
-from suzuri.tools.doctor_nvidia import Nvidia
-from suzuri.tools.inspect_config import InspectConfig
-from suzuri.tools.inspect_model import find, of_shape, run_inspect
-from suzuri.tools.inspect_parts import TEXT_GROUPS, UNKNOWN, experts, group_of, groups, ranges
-from suzuri.tools.inspect_report import Findings, as_document, chosen, size
+from suzuri.tools.doctor.nvidia import Nvidia
+from suzuri.tools.doctor.run import model_lines, this_machine
+from suzuri.tools.inspect.config import InspectConfig
+from suzuri.tools.inspect.parts import TEXT_GROUPS, UNKNOWN, experts, group_of, groups, ranges
+from suzuri.tools.inspect.report import Findings, as_document, chosen, size
+from suzuri.tools.inspect.run import find, of_shape, run_inspect
 
 BASE = Path(__file__).parent.parent / "golden" / "base" / "original"
 MAIN = "model-00001-of-00001.safetensors"

@@ -17,10 +17,10 @@ import pytest
 
 from suzuri.config import parse
 from suzuri.model.locate import locate
-from suzuri.tools import pull_fetch
-from suzuri.tools.pull import run_pull
-from suzuri.tools.pull_choice import amount
-from suzuri.tools.pull_config import PullConfig
+from suzuri.tools.pull import fetch
+from suzuri.tools.pull.choice import amount
+from suzuri.tools.pull.config import PullConfig
+from suzuri.tools.pull.run import run_pull
 from tests.tools.fake_hub import COMMIT, FakeHub, Sent, blob_id, running
 from tests.tools.hub_settings import INDEX, SHARD, connect, environment, model_files, program
 
@@ -30,8 +30,8 @@ COMMAND = """
 import sys
 from suzuri.config import parse
 from suzuri.log import start_logging
-from suzuri.tools.pull import run_pull
-from suzuri.tools.pull_config import PullConfig
+from suzuri.tools.pull.run import run_pull
+from suzuri.tools.pull.config import PullConfig
 start_logging()
 sys.exit(run_pull(parse(PullConfig, prog="suzuri pull", args=sys.argv[1:]).resolve()))
 """
@@ -39,7 +39,7 @@ sys.exit(run_pull(parse(PullConfig, prog="suzuri pull", args=sys.argv[1:]).resol
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    monkeypatch.setattr(pull_fetch, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(fetch, "WAIT_SECONDS", 0.01)
     with running() as server:
         connect(monkeypatch, server, tmp_path / "home")
         yield server
@@ -119,7 +119,7 @@ def test_ctrl_c_keeps_the_bytes_and_the_next_run_asks_for_the_rest_only(
     digest = hashlib.sha256(model_files()[SHARD]).hexdigest()
     began = time.monotonic()
     while not (parts := list(tmp_path.rglob(f"{digest}.suzuri.incomplete"))) or (
-        parts[0].stat().st_size <= pull_fetch.PIECE
+        parts[0].stat().st_size <= fetch.PIECE
     ):
         assert process.poll() is None and time.monotonic() < began + 20
         time.sleep(0.02)
@@ -135,7 +135,7 @@ def test_ctrl_c_keeps_the_bytes_and_the_next_run_asks_for_the_rest_only(
     assert pull(*words) == 0
     size = len(model_files()[SHARD])
     assert [sent for sent in hub.sent if sent.name == SHARD] == [Sent(SHARD, have, size - have)]
-    assert pull_fetch.PIECE < have < size
+    assert fetch.PIECE < have < size
     assert contents(where) == model_files()
 
 
@@ -148,7 +148,7 @@ def test_a_line_that_is_cut_again_and_again_is_taken_up_where_it_broke(
     assert len(sent) == 5 and sent[0].start == 0 and all(one.start > 0 for one in sent[1:])
     size = len(model_files()[SHARD])
     # Only what was on its way when the line broke is sent twice.
-    assert size <= hub.bytes_of(SHARD) < size + 5 * pull_fetch.PIECE
+    assert size <= hub.bytes_of(SHARD) < size + 5 * fetch.PIECE
     assert contents(snapshot(tmp_path)) == model_files()
 
 
@@ -165,7 +165,7 @@ def test_a_server_without_ranges_sends_all_again_and_nothing_is_doubled(
 def test_a_huge_file_is_asked_for_in_several_requests(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull_fetch, "LARGEST_REQUEST", 500_000)
+    monkeypatch.setattr(fetch, "LARGEST_REQUEST", 500_000)
     assert pull(REPO) == 0
     size = len(model_files()[SHARD])
     assert [sent for sent in hub.sent if sent.name == SHARD] == [

@@ -16,9 +16,9 @@ from huggingface_hub import constants
 
 from suzuri.config import parse
 from suzuri.model.hub_errors import HubError, in_words
-from suzuri.tools import pull_fetch, pull_places
-from suzuri.tools.pull import run_pull
-from suzuri.tools.pull_config import PullConfig
+from suzuri.tools.pull import fetch, places
+from suzuri.tools.pull.config import PullConfig
+from suzuri.tools.pull.run import run_pull
 from tests.tools.fake_hub import FakeHub, Repo, running
 from tests.tools.hub_settings import SHARD, connect, environment, model_files, program
 
@@ -27,7 +27,7 @@ REPO = "ink/small"
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    monkeypatch.setattr(pull_fetch, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(fetch, "WAIT_SECONDS", 0.01)
     with running() as server:
         connect(monkeypatch, server, tmp_path / "home")
         yield server
@@ -150,7 +150,7 @@ def test_a_file_that_fails_for_good_ends_the_pull_and_says_what_is_kept(hub: Fak
     text = refusal(REPO)
     assert "answers 502" in text and "are kept; the same command goes on from there" in text
     asked = [path for _, path in hub.requests if path.endswith(SHARD)]
-    assert len(asked) == pull_fetch.MAX_FAULTS + 1
+    assert len(asked) == fetch.MAX_FAULTS + 1
     hub.trouble.status.clear()
     hub.forget()
     assert pull(REPO) == 0
@@ -239,7 +239,7 @@ def test_a_disk_that_is_too_small_is_told_before_the_first_byte(
         assert Path(path).exists()
         return shutil._ntuple_diskusage(10**9, 10**9 - free, free)
 
-    monkeypatch.setattr(pull_places.shutil, "disk_usage", disk_usage)
+    monkeypatch.setattr(places.shutil, "disk_usage", disk_usage)
     text = refusal(REPO)
     assert "1.6 MB more are needed" in text and "1.0 MB are free there" in text
     assert "--to DIR" in text and "HF_HOME" in text
@@ -256,14 +256,14 @@ def test_a_disk_that_is_too_small_is_told_before_the_first_byte(
 def test_a_disk_that_fills_up_on_the_way(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    real = pull_fetch._settle
+    real = fetch._settle
 
     def settle(path: Path) -> None:
         if path.exists() and path.stat().st_size > 1_000_000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         real(path)
 
-    monkeypatch.setattr(pull_fetch, "_settle", settle)
+    monkeypatch.setattr(fetch, "_settle", settle)
     text = refusal(REPO)
     assert "No space left on device; free some space" in text and "are kept" in text
 
@@ -345,8 +345,8 @@ def test_the_command_ends_with_code_two_and_one_line(hub: FakeHub, tmp_path: Pat
         "import sys\nfrom suzuri import cli\n"
         "def pull(args):\n"
         "    from suzuri.config import parse\n"
-        "    from suzuri.tools.pull_config import PullConfig\n"
-        "    from suzuri.tools.pull import run_pull\n"
+        "    from suzuri.tools.pull.config import PullConfig\n"
+        "    from suzuri.tools.pull.run import run_pull\n"
         "    return run_pull(parse(PullConfig, prog='suzuri pull', args=args).resolve())\n"
         "cli.COMMANDS['pull'] = pull\n"
         "cli.main(['pull', *sys.argv[1:]])"

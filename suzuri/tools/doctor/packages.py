@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from suzuri.tools.doctor_host import Host
-from suzuri.tools.doctor_report import Line
+from suzuri.tools.doctor.host import Host
+from suzuri.tools.doctor.report import Line
 
 AREA = "packages"
 PURPOSES = {
@@ -34,7 +34,7 @@ WATCHED = ("huggingface-hub", "transformers")
 """Packages whose version helps with an issue though no extra may name them."""
 MODULES = {"pillow": "PIL", "pytest-xdist": "xdist"}
 IN_TORCH_CHILD = ("torch", "tml-renderers", "transformers")
-"""These load torch; doctor_torch.py asks for them where it matters."""
+"""These load torch; pytorch.py asks for them where it matters."""
 NOT_IMPORTED = ("pyright", "ruff", "pytest", "pytest-xdist", "hypothesis")
 _WHEELS = {("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")}
 """For which (system, processor) tml-renderers publishes wheels."""
@@ -85,7 +85,7 @@ def package_lines(
 
 def requirements() -> tuple[Requirement, ...]:
     """What pyproject.toml asks for: of the checkout, or as it was when Suzuri was installed."""
-    project = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    project = Path(__file__).resolve().parents[3] / "pyproject.toml"
     try:
         document = tomllib.loads(project.read_text(encoding="utf-8"))
         table: Any = document.get("project", {})

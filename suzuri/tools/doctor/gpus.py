@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from suzuri.tools.doctor_host import Host
-from suzuri.tools.doctor_nvidia import AMD_VENDOR, Gpu, Nvidia, count_on_bus
-from suzuri.tools.doctor_report import Line
-from suzuri.tools.doctor_system import container_of, is_wsl
+from suzuri.tools.doctor.host import Host
+from suzuri.tools.doctor.nvidia import AMD_VENDOR, Gpu, Nvidia, count_on_bus
+from suzuri.tools.doctor.report import Line
+from suzuri.tools.doctor.system import container_of, is_wsl
 
 AREA = "GPUs"
 OLDEST_CAPABILITY = (8, 0)

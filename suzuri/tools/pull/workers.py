@@ -22,9 +22,9 @@ from rich.progress import (
 
 from suzuri.model.hub import HubFile, Listing
 from suzuri.model.hub_errors import in_words
-from suzuri.tools.pull_choice import amount, have_of, total
-from suzuri.tools.pull_fetch import FileFault, Source, obtain
-from suzuri.tools.pull_places import Place, Stopped, has_digest
+from suzuri.tools.pull.choice import amount, have_of, total
+from suzuri.tools.pull.fetch import FileFault, Source, obtain
+from suzuri.tools.pull.places import Place, Stopped, has_digest
 
 REFRESH_SECONDS = 0.2
 PLAIN_SECONDS = 30.0

@@ -1,13 +1,13 @@
 """What nvidia-smi and /sys tell about NVIDIA GPUs, read for `suzuri doctor`.
 
-Read next: doctor_gpus.py, which judges it.
+Read next: gpus.py, which judges it.
 """
 
 import dataclasses
 import re
 from collections.abc import Mapping
 
-from suzuri.tools.doctor_host import Host
+from suzuri.tools.doctor.host import Host
 
 NVIDIA_VENDOR, AMD_VENDOR = "0x10de", "0x1002"
 QUERY_SECONDS = 10.0

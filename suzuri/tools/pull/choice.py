@@ -11,7 +11,7 @@ from rich.table import Table
 
 from suzuri.model.checkpoint_files import INDEX_SUFFIX
 from suzuri.model.hub import HubFile, Listing
-from suzuri.tools.pull_places import Place, size_of
+from suzuri.tools.pull.places import Place, size_of
 
 NEEDED = (
     *("*.safetensors", "*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken"),

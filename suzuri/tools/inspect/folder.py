@@ -1,7 +1,7 @@
 """What lies in a model folder, damaged or not: files, tensors by their headers, every fault.
 
 checkpoint_files.scan stops at the first fault of the files; this goes on and lists what it can.
-Read next: inspect_parts.py.
+Read next: parts.py.
 """
 
 import dataclasses

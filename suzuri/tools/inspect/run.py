@@ -1,6 +1,6 @@
 """`suzuri inspect`: what is in a checkpoint, by part, and whether it would load. No torch.
 
-inspect_folder.py reads the headers, inspect_parts.py sorts the tensors, inspect_report.py prints.
+folder.py reads the headers, parts.py sorts the tensors, report.py prints.
 """
 
 import dataclasses
@@ -9,9 +9,9 @@ from pathlib import Path
 from suzuri.model.checkpoint_files import TensorEntry
 from suzuri.model.config import ModelConfig
 from suzuri.model.tensor_table import table
-from suzuri.tools.inspect_config import InspectConfig
-from suzuri.tools.inspect_folder import read_folder
-from suzuri.tools.inspect_report import Findings, chosen, show_json, show_tables
+from suzuri.tools.inspect.config import InspectConfig
+from suzuri.tools.inspect.folder import read_folder
+from suzuri.tools.inspect.report import Findings, chosen, show_json, show_tables
 
 LAYOUTS = {"released": "released names", "transformers": "transformers names"}
 

@@ -16,9 +16,9 @@ from rich.table import Table
 from suzuri import __version__
 from suzuri.model.checkpoint_files import TensorEntry
 from suzuri.model.config import ModelConfig
-from suzuri.tools.doctor_report import WIDTH, printable
-from suzuri.tools.inspect_folder import StoredFile
-from suzuri.tools.inspect_parts import Experts, Group, experts, groups, ranges
+from suzuri.tools.doctor.report import WIDTH, printable
+from suzuri.tools.inspect.folder import StoredFile
+from suzuri.tools.inspect.parts import Experts, Group, experts, groups, ranges
 
 MAX_FILES = 100
 UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))

@@ -7,8 +7,8 @@ import re
 import sys
 import sysconfig
 
-from suzuri.tools.doctor_host import Host
-from suzuri.tools.doctor_report import Line
+from suzuri.tools.doctor.host import Host
+from suzuri.tools.doctor.report import Line
 
 AREA = "system"
 NEWEST_PYTHON = (3, 13)

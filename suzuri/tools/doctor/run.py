@@ -1,6 +1,6 @@
 """`suzuri doctor`: one report about this machine, to read or to paste into an issue.
 
-doctor_host.py asks the machine, doctor_*.py judge the answers, doctor_report.py prints them.
+host.py asks the machine, the other files judge the answers, report.py prints them.
 Whatever a probe runs into becomes a line of the report.
 """
 
@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from suzuri import __version__
-from suzuri.tools.doctor_config import DoctorConfig
-from suzuri.tools.doctor_gpus import amd_lines, nvidia_lines
-from suzuri.tools.doctor_host import Answer, Host, this_machine
-from suzuri.tools.doctor_nvidia import Nvidia, read_nvidia
-from suzuri.tools.doctor_packages import package_lines
-from suzuri.tools.doctor_report import Line, Private, cleaned, show
-from suzuri.tools.doctor_resources import memory_bytes, resource_lines, space
-from suzuri.tools.doctor_system import system_lines
-from suzuri.tools.doctor_torch import parse_facts, start_torch, torch_lines
+from suzuri.tools.doctor.config import DoctorConfig
+from suzuri.tools.doctor.gpus import amd_lines, nvidia_lines
+from suzuri.tools.doctor.host import Answer, Host, this_machine
+from suzuri.tools.doctor.nvidia import Nvidia, read_nvidia
+from suzuri.tools.doctor.packages import package_lines
+from suzuri.tools.doctor.pytorch import parse_facts, start_torch, torch_lines
+from suzuri.tools.doctor.report import Line, Private, cleaned, show
+from suzuri.tools.doctor.resources import memory_bytes, resource_lines, space
+from suzuri.tools.doctor.system import system_lines
 
 Found = TypeVar("Found")
 SHOWN = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "OMP_NUM_THREADS", "SUZURI_LOG")
@@ -39,8 +39,8 @@ PROBE_ERRORS = (
 _INSPECT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from suzuri.tools.inspect_config import InspectConfig
-from suzuri.tools.inspect_model import run_inspect
+from suzuri.tools.inspect.config import InspectConfig
+from suzuri.tools.inspect.run import run_inspect
 sys.exit(run_inspect(InspectConfig(model=sys.argv[2], json=True)))
 """
 
@@ -98,7 +98,7 @@ def environment_lines(host: Host) -> list[Line]:
 def model_lines(host: Host, folder: Path, nvidia: Nvidia) -> list[Line]:
     """A model folder: its disk, whether it is complete, its size beside the memory here."""
     found = space(host, str(folder))
-    package = str(Path(__file__).resolve().parents[2])
+    package = str(Path(__file__).resolve().parents[3])
     answer = host.start_python(
         _INSPECT, package, str(folder), called="suzuri inspect", seconds=MODEL_SECONDS
     ).answer()

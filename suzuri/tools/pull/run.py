@@ -1,7 +1,7 @@
 """`suzuri pull`: a model from the hub, complete and checked, or the reason why not.
 
-The steps read top-down in `run_pull`. pull_choice.py says which files, pull_places.py where they
-go, pull_fetch.py how one comes, pull_workers.py how many come at once. No torch here.
+The steps read top-down in `run_pull`. choice.py says which files, places.py where they
+go, fetch.py how one comes, workers.py how many come at once. No torch here.
 """
 
 import sys
@@ -15,10 +15,10 @@ from suzuri.model.config import ModelConfig
 from suzuri.model.hub import HubFile, Listing, cache_folder, cached_snapshot, list_files
 from suzuri.model.hub_errors import HubError
 from suzuri.model.locate import CONFIG_FILES
-from suzuri.tools.pull_choice import Choice, amount, choose, have_of, show_plan, total
-from suzuri.tools.pull_config import PullConfig
-from suzuri.tools.pull_places import CachePlace, FolderPlace, Place, free_bytes
-from suzuri.tools.pull_workers import check_held, fetch_all
+from suzuri.tools.pull.choice import Choice, amount, choose, have_of, show_plan, total
+from suzuri.tools.pull.config import PullConfig
+from suzuri.tools.pull.places import CachePlace, FolderPlace, Place, free_bytes
+from suzuri.tools.pull.workers import check_held, fetch_all
 
 SPARE_BYTES = 1_000_000_000
 """Left free, for everything else that writes to the same disk during the hours this may take."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from suzuri.tools.doctor_host import Answer, Host, Running
-from suzuri.tools.doctor_nvidia import Nvidia
-from suzuri.tools.doctor_report import Line
+from suzuri.tools.doctor.host import Answer, Host, Running
+from suzuri.tools.doctor.nvidia import Nvidia
+from suzuri.tools.doctor.report import Line
 
 AREA = "torch"
 TORCH_SECONDS = 120.0

@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from suzuri.tools.doctor_host import Host
-from suzuri.tools.doctor_report import Line, Status
-from suzuri.tools.doctor_system import container_of, memory_limit
+from suzuri.tools.doctor.host import Host
+from suzuri.tools.doctor.report import Line, Status
+from suzuri.tools.doctor.system import container_of, memory_limit
 
 AREA = "resources"
 GIB = 1 << 30

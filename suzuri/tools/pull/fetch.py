@@ -15,7 +15,7 @@ from typing import Any, cast
 from suzuri.log import get_logger
 from suzuri.model.hub import HubFile, file_url, hub_errors, request_headers
 from suzuri.model.hub_errors import HubError, is_transient, retry_after, status_of
-from suzuri.tools.pull_places import Place, Stopped, has_digest, size_of
+from suzuri.tools.pull.places import Place, Stopped, has_digest, size_of
 
 MAX_FAULTS = 5
 """Requests in a row that brought not one byte, before a file is given up."""
