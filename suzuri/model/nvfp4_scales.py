@@ -31,8 +31,8 @@ def divisor_of(multiplier: Tensor, where: str) -> Tensor:
         if torch.equal(_all_values(multiplier_of(divisor)), wanted):
             return divisor
     raise ValueError(
-        f"{where}: no divisor gives the values of the scale {multiplier.item()!r} exactly; write "
-        "the released layout, which keeps the scale itself"
+        f"{where}: no divisor gives the values of the scale {multiplier.item()!r} exactly; keep "
+        "ModelOpt's names (--names modelopt), under which the scale itself is stored"
     )
 
 

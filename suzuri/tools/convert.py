@@ -210,7 +210,7 @@ def _plan(config: ConvertConfig, origin: Origin) -> tuple[FolderPlan, list[str]]
 def _record(origin: Origin, plan: FolderPlan) -> dict[str, object]:
     """What must be equal for a conversion to go on."""
     return {
-        "suzuri": __version__,
+        "suzuri version": __version__,
         "source": origin.identity,
         "config": plan.config.to_dict(),
         "storage": dataclasses.asdict(plan.storage)

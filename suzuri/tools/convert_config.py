@@ -24,7 +24,7 @@ class ConvertConfig:
     """Folder to write; must not exist, or be empty."""
 
     layout: Literal["released", "transformers"] | None = None
-    """Names and row order to write (default: those of the source)."""
+    """Names and row order to write (default: those of the source; released for random weights)."""
 
     experts: Literal["bf16", "nvfp4"] | None = None
     """How to store the routed experts (default: as the source). nvfp4 quantises what the releases
@@ -36,8 +36,8 @@ class ConvertConfig:
     change a value, which it never does for scales that we chose."""
 
     mtp: bool = True
-    """Keep the draft depths. The transformers layout has none: there they stay in mtp.safetensors
-    under their released names, which transformers skips."""
+    """--no-mtp leaves the draft depths off. The transformers layout has no place for them: there
+    they stay in mtp.safetensors under their released names, which transformers skips."""
 
     max_shard_gb: float = 5.0
     """Tensor data per file, in GB (one tensor may be larger)."""

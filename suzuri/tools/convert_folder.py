@@ -61,6 +61,8 @@ def check_room(target: Path, plan: FolderPlan, other_bytes: int) -> None:
     )
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for file in os.scandir(partial):
+            if file.name == RECORD:
+                continue
             stat = file.stat()
             # A shard in the making has its full size at once, but not yet the room.
             is_making = file.name.endswith(PARTIAL_SUFFIX)
@@ -100,7 +102,7 @@ def claimed(target: Path, record: Mapping[str, object], *, restart: bool) -> Gen
         ) from error
     with open(descriptor, "r+", encoding="utf-8") as file:
         _lock(file.fileno(), partial)
-        new_folder(target)  # another process may have finished just now
+        _check_still_free(target, partial)
         text = json.dumps(record)
         held = file.read()
         if held and held != text and not restart:
@@ -116,6 +118,17 @@ def claimed(target: Path, record: Mapping[str, object], *, restart: bool) -> Gen
             file.flush()
             os.fsync(file.fileno())
         yield partial
+
+
+def _check_still_free(target: Path, partial: Path) -> None:
+    """Another process may have finished just now; then nothing of ours stays."""
+    try:
+        new_folder(target)
+    except ValueError:
+        if os.listdir(partial) == [RECORD] and not (partial / RECORD).stat().st_size:
+            (partial / RECORD).unlink()
+            partial.rmdir()
+        raise
 
 
 def _lock(descriptor: int, partial: Path) -> None:
@@ -147,7 +160,7 @@ def _difference(held: str, record: Mapping[str, object]) -> str:
         return "with a damaged record"
     if "source" in names:
         return "of another source, or of a source that has changed since"
-    return f"with other settings ({', '.join(names)} differ)"
+    return f"with other settings (not the same: {', '.join(names)})"
 
 
 def _drop_contents(partial: Path) -> None:

@@ -218,7 +218,11 @@ BAD: list[tuple[str, Files, str]] = [
     ("torch_free", one("suzuri/cli.py", "import torch.nn as nn"), "suzuri/cli.py -> torch.nn"),
     ("torch_free", one("suzuri/types.py", "from torch import Tensor"), "-> torch"),
     ("torch_free", one("suzuri/model/config.py", "if True:", "    import torch"), "-> torch"),
-    ("torch_free", one("suzuri/tools/plan/run.py", "import safetensors.torch"), "-> safetensors.torch"),
+    (
+        "torch_free",
+        one("suzuri/tools/plan/run.py", "import safetensors.torch"),
+        "-> safetensors.torch",
+    ),
     ("torch_free", one("suzuri/processing/a/b.py", "import tml_renderers.v0"), "-> tml_renderers"),
     (
         "torch_free",

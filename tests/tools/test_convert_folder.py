@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import io
 import os
 import shutil
 import signal
@@ -12,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from suzuri.model.checkpoint_files import scan
+from suzuri.tools import convert as convert_command
 from suzuri.tools.convert_folder import RECORD, copy_file
-from suzuri.tools.convert_progress import shown
 from tests.model.checkpoints import BASE, GOLDEN, MAIN, assert_same_bits, read_tensors
 from tests.tools.conversions import (
     SMALL_SHARDS,
@@ -99,24 +97,46 @@ def test_ctrl_c_says_how_to_go_on(
     assert f"going on: {count} of " in capsys.readouterr().out
 
 
+def shorten(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def rename_a_tensor(file: Path) -> None:
+    with file.open("r+b") as opened:
+        data = opened.read(4096)
+        at = data.index(b"model.llm.")
+        opened.seek(at)
+        opened.write(b"MODEL")
+
+
+@pytest.mark.parametrize("damage", [shorten, rename_a_tensor])
 def test_a_damaged_shard_of_an_earlier_run_is_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
 ) -> None:
     target = tmp_path / "out"
     stop(monkeypatch, BASE, target, *SMALL_SHARDS)
-    first = sorted(partial(target).glob("*.safetensors"))[0]
-    os.truncate(first, first.stat().st_size - 1)
+    before = marks(partial(target))
+    first = min(before)
+    damage(partial(target) / first)
     convert(BASE, target, *SMALL_SHARDS)
     assert_same_bits(read_tensors(target), read_tensors(BASE))
+    kept = before.keys() - {first}
+    assert {name: marks(target)[name] for name in kept} == {name: before[name] for name in kept}
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--max-shard-gb", "0.0003"), "with other settings (shards differ)"),
-        ((*SMALL_SHARDS, "--layout", "transformers"), "with other settings (storage, shards"),
-        ((*SMALL_SHARDS, "--experts", "nvfp4"), "with other settings (config, storage, shards"),
-        ((*SMALL_SHARDS, "--no-mtp"), "with other settings (config, shards"),
+        (("--max-shard-gb", "0.0003"), "with other settings (not the same: shards)"),
+        (
+            (*SMALL_SHARDS, "--layout", "transformers"),
+            "with other settings (not the same: storage, shards)",
+        ),
+        (
+            (*SMALL_SHARDS, "--experts", "nvfp4"),
+            "with other settings (not the same: config, storage, shards)",
+        ),
+        ((*SMALL_SHARDS, "--no-mtp"), "with other settings (not the same: config, shards)"),
     ],
 )
 def test_other_settings_do_not_go_on(
@@ -134,6 +154,16 @@ def test_other_settings_do_not_go_on(
     assert file_bytes(partial(target)) == before
     convert(BASE, target, *words, "--restart")
     assert file_bytes(target) == file_bytes(convert(BASE, tmp_path / "at_once", *words))
+
+
+def test_another_version_does_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its quantiser may choose other codes."""
+    stop(monkeypatch, BASE, tmp_path / "out", *SMALL_SHARDS)
+    monkeypatch.setattr("suzuri.tools.convert.__version__", "99")
+    error = refused(capsys, BASE, tmp_path / "out", *SMALL_SHARDS)
+    assert "with other settings (not the same: suzuri version)" in error
 
 
 def test_a_changed_source_does_not_go_on(
@@ -208,6 +238,23 @@ def test_the_second_of_two_processes_is_refused(
         assert f"{partial(target)} is being written by another process" in second.stderr
     assert len(seen) == 2
     assert_same_bits(read_tensors(target), read_tensors(BASE))
+
+
+def test_another_process_that_finished_a_moment_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out"
+    real = convert_command.check_room
+
+    def meanwhile(*arguments: object) -> None:
+        monkeypatch.setattr(convert_command, "check_room", real)
+        convert(BASE, target)
+
+    monkeypatch.setattr(convert_command, "check_room", meanwhile)
+    error = refused(capsys, BASE, target)
+    assert "exists and is not an empty folder" in error
+    assert_same_bits(read_tensors(target), read_tensors(BASE))
+    assert not partial(target).exists()
 
 
 def test_without_locks_it_warns_and_goes_on(
@@ -363,12 +410,19 @@ def test_too_little_room_is_known_before_a_byte_is_written(
 def test_room_counts_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Complete shards at their size; the one in the making at what it takes, not its length."""
     target = tmp_path / "out"
     stop(monkeypatch, BASE, target, *SMALL_SHARDS)
-    complete = sum(file.stat().st_size for file in partial(target).glob("*.safetensors"))
-    free(monkeypatch, 0)
-    refused(capsys, BASE, target, *SMALL_SHARDS)
-    free(monkeypatch, sum(file.stat().st_size for file in BASE.glob("*")) - complete + 20_000)
+    at_once = convert(BASE, tmp_path / "at_once", *SMALL_SHARDS)
+    needed = sum(file.stat().st_size for file in at_once.glob("*.safetensors"))
+    needed -= sum(file.stat().st_size for file in partial(target).glob("*.safetensors"))
+    (making,) = partial(target).glob("*.part")
+    os.truncate(making, 10_000_000)
+    needed -= making.stat().st_blocks * 512
+    assert 0 < needed < 2_000_000
+    free(monkeypatch, needed - 1)
+    assert "GB are needed and" in refused(capsys, BASE, target, *SMALL_SHARDS)
+    free(monkeypatch, needed)
     convert(BASE, target, *SMALL_SHARDS)
 
 
@@ -409,44 +463,3 @@ def test_copying_replaces_a_read_only_copy_of_an_earlier_run(tmp_path: Path) -> 
     copy_file(source, folder)
     assert file_bytes(folder) == {"tokenizer.json": b"new"}
     assert os.access(folder / source.name, os.W_OK)
-
-
-# What is shown.
-
-
-def test_lines_come_every_thirty_seconds_with_the_speed_of_this_run() -> None:
-    text = io.StringIO()
-    now = [100.0]
-    total, kept = 500_000_000_000, 100_000_000_000
-    with shown(Console(file=text), total, kept, clock=lambda: now[0]) as progress:
-        for seconds in range(1, 100):
-            now[0] += 1
-            progress(kept + seconds * 1_000_000_000)
-    assert text.getvalue().splitlines() == [
-        "writing: 130.0 of 500.0 GB (26%), 1000.0 MB/s, about 6 min left",
-        "writing: 160.0 of 500.0 GB (32%), 1000.0 MB/s, about 6 min left",
-        "writing: 190.0 of 500.0 GB (38%), 1000.0 MB/s, about 5 min left",
-    ]
-
-
-def test_hours_left_and_no_speed_yet() -> None:
-    text = io.StringIO()
-    now = [0.0]
-    with shown(Console(file=text), 10**12, 0, clock=lambda: now[0]) as progress:
-        now[0] = 40
-        progress(0)
-        now[0] = 80
-        progress(10**10)
-    assert text.getvalue().splitlines() == [
-        "writing: 0.0 of 1000.0 GB (0%), 0.0 MB/s",
-        "writing: 10.0 of 1000.0 GB (1%), 125.0 MB/s, about 2 h 12 min left",
-    ]
-
-
-def test_a_terminal_gets_a_bar() -> None:
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=100)
-    with shown(console, 2_000_000, 0) as progress:
-        progress(1_000_000)
-        progress(2_000_000)
-    assert "writing" in text.getvalue() and "2.0/2.0 MB" in text.getvalue()
