@@ -76,7 +76,19 @@ def plan(args: Sequence[str]) -> int:
     return run_plan(config)
 
 
+def generate(args: Sequence[str]) -> int:
+    """complete many prompts from a file or stdin, JSON lines out"""
+    from suzuri.config import parse
+    from suzuri.tools.generate.config import GenerateConfig
+
+    config = parse(GenerateConfig, prog="suzuri generate", args=args).resolve()
+    from suzuri.tools.generate.run import run_generate
+
+    return run_generate(config)
+
+
 COMMANDS: dict[str, Run] = {
+    "generate": generate,
     "plan": plan,
     "pull": pull,
     "inspect": inspect,

@@ -10,6 +10,7 @@ from tests.architecture.without_torch import failed_imports
 
 OP = "suzuri/kernels/op/reference.py"
 EXACT = "suzuri/kernels/exact.py"
+LAZY = "def __getattr__(name):\n    from suzuri.log import x\n    return x"
 CASES = "suzuri/kernels/op/cases.py"
 MODEL = "suzuri/model/a.py"
 COMPLETE_OP = {
@@ -245,6 +246,8 @@ BAD: list[tuple[str, Files, str]] = [
         "no code",
     ),
     ("docstring_rooms", one("suzuri/__init__.py", '"""P."""', "author = 'x'"), "no code"),
+    ("docstring_rooms", one("suzuri/__init__.py", '"""P."""', "def f(): pass"), "no code"),
+    ("docstring_rooms", one("suzuri/model/__init__.py", '"""M."""', LAZY), "no code"),
     (
         "private_access",
         one("suzuri/engine/a.py", "from suzuri.model._layout import split"),
@@ -335,6 +338,8 @@ GOOD: list[tuple[str, Files]] = [
         | one("suzuri/model/decoder.py", "import torch"),
     ),
     ("docstring_rooms", one("suzuri/__init__.py", '"""P."""', "__version__ = '1'")),
+    ("docstring_rooms", one("suzuri/__init__.py", '"""P."""', LAZY)),
+    ("import_order", one("suzuri/__init__.py", '"""P."""', LAZY)),
     ("docstring_rooms", one("suzuri/kernels/op/__init__.py", "import torch")),
     ("private_access", one("suzuri/model/a.py", "from suzuri.model._layout import split")),
     ("private_access", one("suzuri/model/a.py", "class A:", "    def f(self): return self._x")),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from suzuri.kernels.embedding import embedding
 from suzuri.kernels.embedding_sum import embedding_sum
+from suzuri.kernels.filter_logits import filter_logits
 from suzuri.kernels.gelu import gelu
 from suzuri.kernels.grouped_gemm import grouped_gemm
 from suzuri.kernels.log_scaling import log_scaling
@@ -16,6 +17,7 @@ from suzuri.kernels.matmul import matmul
 from suzuri.kernels.moe_combine import moe_combine
 from suzuri.kernels.moe_permute import moe_permute
 from suzuri.kernels.paged_attention import paged_attention
+from suzuri.kernels.penalize_logits import penalize_logits
 from suzuri.kernels.philox import philox
 from suzuri.kernels.relative_attention import relative_attention
 from suzuri.kernels.rms_norm import rms_norm
@@ -200,6 +202,24 @@ def _sample_tokens(draw: Draw) -> RowOp:
     )
 
 
+def _filter_logits(draw: Draw) -> RowOp:
+    """Each row with filters of its own, some off; logits in eighths, so that many are equal."""
+    logits = draw.layout((draw.normal(TOTAL, 301, scale=24.0).to(torch.int64) / 8).to(draw.dtype))
+    top_k, place = draw.integers(200, TOTAL), draw.range(TOTAL)
+    min_p = torch.where(place % 3 == 0, 0.0, 0.0005 * place)
+    top_p = torch.where(place % 4 == 0, 1.0, 0.5 + 0.007 * place)
+    return lambda rows: filter_logits(logits[rows], min_p[rows], top_k[rows], top_p[rows])
+
+
+def _penalize_logits(draw: Draw) -> RowOp:
+    logits, slots = draw.normal(TOTAL, 301), draw.integers(11, TOTAL)
+    prompt, output = draw.integers(2, 11, 301) == 1, draw.integers(4, 11, 301).to(torch.int32)
+    third = 0.01 * draw.range(TOTAL)
+    return lambda rows: penalize_logits(
+        logits[rows], prompt, output, slots[rows], 1 + third[rows], third[rows], -third[rows]
+    )
+
+
 def _philox(draw: Draw) -> RowOp:
     seed, c0 = draw.integers(1 << 62, TOTAL, 1), draw.integers(1 << 20, TOTAL, 1)
     columns = draw.range(75)[None]
@@ -230,5 +250,7 @@ FORWARD_OPS: dict[str, Callable[[Draw], RowOp]] = {
     "log_softmax 4099": lambda draw: _log_softmax(draw, 4099),
     "token_logprobs": _token_logprobs,
     "sample_tokens": _sample_tokens,
+    "filter_logits": _filter_logits,
+    "penalize_logits": _penalize_logits,
     "philox": _philox,
 }

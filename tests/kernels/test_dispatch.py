@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from suzuri.kernels import dispatch
 from suzuri.kernels.embedding import embedding
 from suzuri.kernels.embedding_sum import embedding_sum
+from suzuri.kernels.filter_logits import filter_logits
 from suzuri.kernels.gelu import gelu
 from suzuri.kernels.grouped_gemm import grouped_gemm
 from suzuri.kernels.kv_write import kv_write
@@ -18,6 +19,7 @@ from suzuri.kernels.matmul import matmul
 from suzuri.kernels.moe_combine import moe_combine
 from suzuri.kernels.moe_permute import Permutation, moe_permute
 from suzuri.kernels.paged_attention import paged_attention
+from suzuri.kernels.penalize_logits import penalize_logits
 from suzuri.kernels.philox import philox
 from suzuri.kernels.relative_attention import relative_attention
 from suzuri.kernels.rms_norm import rms_norm
@@ -36,6 +38,7 @@ PAGES = torch.zeros(1, 2, 1, 4, device="meta")
 CALLS = {
     "embedding": lambda: embedding(I, X),
     "embedding_sum": lambda: embedding_sum(I[:, None], X),
+    "filter_logits": lambda: filter_logits(X, X[:, 0], I, X[:, 0]),
     "gelu": lambda: gelu(X),
     "grouped_gemm": lambda: grouped_gemm(X, X[None], I, out_dtype=X.dtype),
     "kv_write": lambda: kv_write(HEADS, HEADS, PAGES, PAGES, I),
@@ -46,6 +49,9 @@ CALLS = {
     "moe_permute": lambda: moe_permute(X, I[:, None], num_experts=1),
     "paged_attention": lambda: paged_attention(
         HEADS, HEADS, X.T, PAGES, PAGES, I[None], I[:1], I, window=None
+    ),
+    "penalize_logits": lambda: penalize_logits(
+        X, X.bool(), X.to(torch.int32), I, X[:, 0], X[:, 0], X[:, 0]
     ),
     "philox": lambda: philox(I, I, I, I, I),
     "relative_attention": lambda: relative_attention(

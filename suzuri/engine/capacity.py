@@ -1,0 +1,134 @@
+"""How many pages, slots and snapshots an engine gets: the sizes of `suzuri plan`, made real.
+
+No torch here. A model that does not fit is refused with the sum, before a weight is read.
+"""
+
+# pyright: strict
+
+import dataclasses
+
+from suzuri.engine.config import EngineConfig
+from suzuri.model.config import ModelConfig
+from suzuri.model.sizes import Layout, Sizes
+from suzuri.model.sizes_state import StateSizes, state_sizes
+
+MIN_CONTEXT = 256
+"""Without a max_context, the longest sequence is what memory holds, but not less than this."""
+WIDTHS = {"bfloat16": 1, "float32": 2, "float64": 4}
+"""The plan counts state in bf16; wider engines take as many times that."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """Sizes of the pools, the page or slot 0 of each included."""
+
+    max_context: int
+    global_pages: int
+    local_pages: int
+    slots: int
+    snapshots: int
+    ring: int
+
+
+def capacity(model: ModelConfig, config: EngineConfig, memory_bytes: int) -> Capacity:
+    """The pools that fit into `memory_bytes` beside weights and buffers.
+
+    Each running sequence and each resume point gets its window of local pages; what is left becomes
+    global pages. Raises ValueError with the sum when not even one sequence of `max_context` fits,
+    and for a pool given by hand that is too small for that.
+    """
+    text = model.text
+    context = min(config.max_context or text.model_max_length, text.model_max_length)
+    if config.max_context is not None and config.max_context > text.model_max_length:
+        raise ValueError(
+            f"max_context = {config.max_context}: the model's model_max_length is "
+            f"{text.model_max_length}"
+        )
+    taps, size = text.sconv_kernel_size, config.page_size
+    ring = taps + config.undo
+    state = state_sizes(model, tp=1, kv_dtype="bf16", drafts=0, resume_points=1)
+    if config.global_pages and config.local_pages and config.snapshots:
+        found = Capacity(
+            max_context=context,
+            global_pages=config.global_pages + 1,
+            local_pages=config.local_pages + 1,
+            slots=config.max_running + 1,
+            snapshots=config.snapshots + 1,
+            ring=ring,
+        )
+    else:
+        found = _fill(model, config, state, context, ring, memory_bytes)
+    _check(found, state, size, by_hand=config.global_pages is not None)
+    return found
+
+
+def _fill(
+    model: ModelConfig,
+    config: EngineConfig,
+    state: StateSizes,
+    context: int,
+    ring: int,
+    memory_bytes: int,
+) -> Capacity:
+    wide, size = WIDTHS[config.dtype], config.page_size
+    layers = () if model.quantization is None else model.quantization.layers
+    layout = Layout(nvfp4_layers=layers, token_budget=config.token_budget, platform="cpu")
+    sizes = Sizes(model, layout, memory_bytes)
+    fixed = {"weights": 0, "workspace": 0, "reserve": 0}
+    for line in sizes.lines(1, 1):
+        if line.group in fixed:
+            fixed[line.group] += line.num_bytes * (1 if line.group == "reserve" else wide)
+    rings = config.max_running
+    snapshots = 2 * rings if config.prefix_cache else 8
+    local_ring = (state.window + config.undo) // size + 2 if state.window else 0
+    in_flight = -(-config.token_budget // size)
+    local = (rings + snapshots) * local_ring + in_flight if state.window else 0
+    local_page = size * state.local_per_token * wide
+    global_page = size * state.global_per_token * wide
+    slot = ring * state.conv_row * wide
+    kept = state.taps * state.conv_row * wide
+    # Never more local pages than all tokens of the global pool could fill.
+    beside = sum(fixed.values()) + rings * slot + snapshots * kept + local * local_page
+    left = memory_bytes - beside
+    needed = -(-context // size) + 2
+    if global_page == 0:
+        most = rings * needed
+    else:
+        most = left // global_page
+    if most < needed and config.max_context is None and (most - 2) * size >= MIN_CONTEXT:
+        context, needed = (most - 2) * size, most
+    if most < needed or left < 0:
+        lines = ", ".join(f"{name} {value / 1e9:.2f}" for name, value in fixed.items())
+        raise ValueError(
+            f"the model does not fit: {lines}, state of {rings} sequences and {snapshots} resume "
+            f"points {(beside - sum(fixed.values())) / 1e9:.2f}, one sequence of {context} tokens "
+            f"{needed * global_page / 1e9:.2f}, in GB, are more than the {memory_bytes / 1e9:.2f} "
+            "GB there are; lower max_context or max_running, or give more memory"
+        )
+    return Capacity(
+        max_context=context,
+        global_pages=min(most, (rings + snapshots) * needed) + 1,
+        local_pages=local + 1,
+        slots=rings + 1,
+        snapshots=snapshots + 1,
+        ring=ring,
+    )
+
+
+def _check(found: Capacity, state: StateSizes, size: int, *, by_hand: bool) -> None:
+    """One sequence of the longest context must always be able to go on alone."""
+    if not by_hand:
+        return
+    needed = -(-found.max_context // size) + 1
+    if state.global_per_token and found.global_pages - 1 < needed:
+        raise ValueError(
+            f"global_pages = {found.global_pages - 1}: one sequence of {found.max_context} tokens "
+            f"takes {needed} pages of {size}; give more, or a smaller max_context"
+        )
+    window = min(state.window + 2, found.max_context)
+    needed = -(-window // size) + 2
+    if state.window and found.local_pages - 1 < needed:
+        raise ValueError(
+            f"local_pages = {found.local_pages - 1}: a window of {state.window} tokens takes "
+            f"{needed} pages of {size}"
+        )

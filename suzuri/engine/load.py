@@ -1,0 +1,149 @@
+"""From a MODEL argument to an engine: found, checked against memory, loaded, in this order."""
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+from suzuri.engine.capacity import capacity
+from suzuri.engine.config import EngineConfig
+from suzuri.engine.engine import Engine
+from suzuri.log import get_logger
+from suzuri.model.checkpoint_files import scan
+from suzuri.model.config import MtpConfig
+from suzuri.model.inkling import Inkling
+from suzuri.model.locate import Located, locate
+from suzuri.model.random_weights import initialize
+from suzuri.model.reconcile import reconcile
+from suzuri.model.weights import load_weights
+from suzuri.processing.tokenizer import Tokenizer
+from suzuri.processing.vocabulary import vocabulary_of
+
+DEFAULT_MODEL = "tiny"
+"""Served with random weights as long as no small trained model comes with the package."""
+TOWERS = frozenset({"vision", "audio"})
+GB = 10**9
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+log = get_logger(__name__)
+
+
+def load_engine(
+    model: str,
+    config: EngineConfig,
+    tokenizer: Tokenizer,
+    *,
+    random_weights: bool = False,
+    seed: int = 0,
+    device: str = "cpu",
+    console: Console | None = None,
+) -> Engine:
+    """An engine for the model meant by `model` (see model/locate.py).
+
+    `random_weights` takes the shape only and draws the weights from `seed`. What does not fit into
+    memory is refused before a weight is read. Raises ValueError with the fix. A `console` shows
+    progress where it is a terminal.
+    """
+    place = _device(device)
+    located = _locate(model, random_weights)
+    drawn = located.folder is None or random_weights
+    shape = located.config
+    if located.folder is not None and not drawn:
+        shape = reconcile(shape, scan(located.folder), TOWERS).config
+    shape = dataclasses.replace(shape, mtp=MtpConfig())  # nothing drafts yet
+    memory = _memory(config, place)
+    try:
+        capacity(shape, config, memory)
+    except ValueError as error:
+        raise ValueError(f"{model}: {error}") from error
+    loaded = Inkling(shape, dtype=getattr(torch, config.dtype), device=place, parts=TOWERS)
+    if drawn:
+        initialize(loaded, seed)
+        log.info("%s: random weights (seed %d); its text means nothing", located.name, seed)
+    else:
+        assert located.folder is not None
+        _read_weights(loaded, located.folder, console)
+    loaded.requires_grad_(False)
+    return Engine(
+        loaded,
+        config,
+        memory_bytes=memory,
+        vocabulary=vocabulary_of(shape.kept_vocabulary, tokenizer.token_bytes),
+        token_bytes=tokenizer.token_bytes,
+    )
+
+
+def free_memory(device: torch.device | str) -> int:
+    """Bytes that can be had on a device now; on the CPU without swapping, within the limit of the
+    control group."""
+    place = torch.device(device)
+    if place.type == "cuda":
+        return torch.cuda.mem_get_info(place)[0]
+    if not MEMINFO.exists():  # macOS does not tell what is free
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    try:
+        limit = int((CGROUP / "memory.max").read_text())
+        return min(free, limit - int((CGROUP / "memory.current").read_text()))
+    except (OSError, ValueError):  # no control group, or one without a limit ("max")
+        return free
+
+
+def _locate(model: str, random_weights: bool) -> Located:
+    if random_weights or model == DEFAULT_MODEL:
+        return locate(model)
+    located = locate(model, weights="/" in model and not Path(model).expanduser().exists())
+    if located.folder is None:
+        raise ValueError(
+            f"{model!r} is a shape without weights; give a model folder or a hub id, or ask for "
+            "random weights (random_weights=True, --random-weights)"
+        )
+    return located
+
+
+def _device(device: str) -> torch.device:
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device = {device!r}: must be cpu or cuda") from error
+    if place.type not in ("cpu", "cuda"):
+        raise ValueError(f"device = {device!r}: must be cpu or cuda")
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device = {device!r}: torch finds no such device here (suzuri doctor)")
+    return place
+
+
+def _memory(config: EngineConfig, device: torch.device) -> int:
+    """What the engine may take: memory_gb, which must be there, or all that is free."""
+    free = free_memory(device)
+    if config.memory_gb is None:
+        return free
+    if not 0 < config.memory_gb < math.inf:
+        raise ValueError(f"memory_gb = {config.memory_gb!r}: must be a positive number")
+    wanted = int(config.memory_gb * GB)
+    if wanted > free:
+        raise ValueError(
+            f"memory_gb = {config.memory_gb:g}: only {free / GB:.2f} GB are free on {device}"
+        )
+    return wanted
+
+
+def _read_weights(model: Inkling, folder: Path, console: Console | None) -> None:
+    columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    shown = console is not None and console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+        task = progress.add_task("", total=None)
+        report = load_weights(
+            model,
+            folder,
+            want=TOWERS,
+            progress=lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    for note in report.notes:
+        log.info("%s", note)

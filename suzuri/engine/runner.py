@@ -1,0 +1,235 @@
+"""Carries out a plan: moves state, runs the model, samples. Read `Runner.execute` first.
+
+Nothing here waits for the device: what the host must know comes through `Launched.fetch`.
+"""
+
+import dataclasses
+from collections.abc import Sequence as Many
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from suzuri.engine.cache import StackCache
+from suzuri.engine.capacity import Capacity
+from suzuri.engine.config import EngineConfig
+from suzuri.engine.plan import Plan, Work
+from suzuri.engine.request import Media
+from suzuri.engine.sampler import SLICE, Sampled, Sampler, Scores, score
+from suzuri.engine.sampling_rows import RowState
+from suzuri.model.batch import Batch, CacheView
+from suzuri.model.cache import decoder_attentions
+from suzuri.model.inkling import Inkling
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launched:
+    """A step that was started: the works that sampled, in row order, and what they drew."""
+
+    sampling: list[Work]
+    sampled: Sampled | None
+    prompts: list[tuple[Work, Scores]]
+
+
+class Runner:
+    """The model, its caches and its buffers on one device."""
+
+    def __init__(self, model: Inkling, config: EngineConfig, capacity: Capacity) -> None:
+        self.model, self.config, self.capacity = model, config, capacity
+        weight = model.decoder.norm.weight
+        self.device = weight.device
+        self.page_size = config.page_size
+        text = model.config.text
+        self.cache = StackCache(
+            decoder_attentions(model.config),
+            hidden_size=text.hidden_size,
+            taps=text.sconv_kernel_size,
+            page_size=config.page_size,
+            pages={"global": capacity.global_pages, "local": capacity.local_pages},
+            slots=capacity.slots,
+            snapshots=capacity.snapshots,
+            ring=capacity.ring,
+            dtype=weight.dtype,
+            device=self.device,
+        )
+        blocks = -(-capacity.max_context // config.page_size) + 1
+        shape = (capacity.slots, blocks)
+        self._tables = {
+            name: torch.zeros(shape, dtype=torch.int64, device=self.device)
+            for name in ("global", "local")
+        }
+        self._newest = torch.zeros(capacity.slots, dtype=torch.int64, device=self.device)
+        # Twice what runs: what one step gives back is taken in at the next.
+        self.sampler = Sampler(
+            num_ids=text.unpadded_vocab_size, max_slots=2 * capacity.slots, device=self.device
+        )
+
+    @torch.no_grad()
+    def execute(self, plan: Plan) -> Launched:
+        """Start a step. Order matters: see Plan."""
+        for table in plan.tables:
+            self.sampler.tables.release(table)
+        self.cache.snapshot(plan.before)
+        self.cache.copy_pages(plan.copies)
+        self.cache.restore(plan.restores)
+        self._write_tables(plan)
+        if not plan.works:
+            return Launched(sampling=[], sampled=None, prompts=[])
+        batch, ends = self._batch(plan.works)
+        hidden_ND = self.model.decoder(batch)
+        self.cache.snapshot(plan.after)
+        prompts = self._prompt_logprobs(plan.works, hidden_ND, ends)
+        sampling = [work for work in plan.works if work.samples]
+        if not sampling:
+            return Launched(sampling=[], sampled=None, prompts=prompts)
+        rows = [end - 1 for work, end in zip(plan.works, ends, strict=True) if work.samples]
+        every = len(rows) == hidden_ND.shape[0]
+        last_SD = hidden_ND if every else hidden_ND[torch.tensor(rows, device=self.device)]
+        logits_SV = self.model.decoder.logits(last_SD)
+        rows_S = self.sampler.rows([self._row_state(work) for work in sampling])
+        sampled = self.sampler.sample(logits_SV, rows_S)
+        self.sampler.count(rows_S, sampled.ids_S)
+        slots_S = torch.tensor([work.slot for work in sampling], device=self.device)
+        # Without an answer (-1) the row is about to end; the step that overlaps needs some id.
+        self._newest[slots_S] = sampled.ids_S.clamp(min=0)
+        return Launched(sampling=sampling, sampled=sampled, prompts=prompts)
+
+    def _row_state(self, work: Work) -> RowState:
+        sequence = work.sequence
+        sampling = sequence.request.sampling
+        if sampling.needs_slot and sequence.table < 0:
+            prompt, output = sequence.request.prompt, sequence.tokens[sequence.num_prompt :]
+            sequence.table = self.sampler.tables.acquire(sampling, prompt, output)
+        return RowState(
+            sampling=sampling,
+            seed=sequence.seed,
+            position=work.length,
+            num_output=work.length - sequence.num_prompt,
+            sample_index=sequence.index,
+            slot=sequence.table,
+        )
+
+    def _write_tables(self, plan: Plan) -> None:
+        for sequence in plan.changed:
+            if not sequence.slot or sequence.global_table is None or sequence.local_table is None:
+                continue  # preempted later in the same plan
+            for name, table in (
+                ("global", sequence.global_table),
+                ("local", sequence.local_table),
+            ):
+                row = self._tables[name][sequence.slot]
+                row[: len(table.pages)] = torch.tensor(table.pages, dtype=torch.int64)
+
+    def _batch(self, works: Many[Work]) -> tuple[Batch, list[int]]:
+        """The packed batch and the end row of each work."""
+        starts = _integers([work.start for work in works])
+        counts = _integers([work.count for work in works])
+        slots = _integers([work.slot for work in works])
+        ends = np.cumsum(counts)
+        seq_ids = np.repeat(np.arange(len(works)), counts)
+        positions: Integers = np.arange(ends[-1]) + np.repeat(starts - ends + counts, counts)
+        ids: list[int] = []
+        unseen: list[int] = []
+        for work in works:
+            if work.from_device:
+                unseen.append(len(ids))
+                ids.append(0)
+            elif work.count == 1:
+                ids.append(work.sequence.tokens[work.start])
+            else:
+                ids += work.sequence.tokens[work.start : work.start + work.count]
+        device = self.device
+        ids_N = torch.tensor(ids, device=device)
+        if unseen:
+            rows_M = torch.tensor(unseen, device=device)
+            of_M = torch.tensor([w.slot for w in works if w.from_device], device=device)
+            ids_N[rows_M] = self._newest[of_M]
+        positions_N = self._moved(positions)
+        seq_ids_N = self._moved(seq_ids)
+        slots_S = self._moved(slots)
+        blocks = int((starts + counts).max() - 1) // self.page_size + 1
+        media_rows, features = self._media(works, ends - counts)
+        tables = {name: table[slots_S, :blocks] for name, table in self._tables.items()}
+        block_N, offset_N = positions_N // self.page_size, positions_N % self.page_size
+        batch = Batch(
+            token_ids_N=ids_N,
+            positions_N=positions_N,
+            seq_ids_N=seq_ids_N,
+            seq_starts_S1=self._moved(np.concatenate([_integers([0]), ends])),
+            media_rows_M=media_rows,
+            media_features_MD=features,
+            cache=CacheView(
+                layers=tuple(self.cache.layers),
+                global_pages_SM=tables["global"],
+                local_pages_SM=tables["local"],
+                global_slots_N=tables["global"][seq_ids_N, block_N] * self.page_size + offset_N,
+                local_slots_N=tables["local"][seq_ids_N, block_N] * self.page_size + offset_N,
+                conv_slots_S=slots_S,
+            ),
+        )
+        return batch, ends.tolist()
+
+    def _moved(self, values: Integers) -> Tensor:
+        found: Tensor = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
+        return found.to(self.device)
+
+    def _media(self, works: Many[Work], firsts: Integers) -> tuple[Tensor | None, Tensor | None]:
+        """Rows of the batch that a picture or clip fills, and what fills them."""
+        rows: list[int] = []
+        features: list[Tensor] = []
+        for work, first in zip(works, firsts.tolist(), strict=True):
+            end = work.start + work.count
+            for item in work.sequence.request.media:
+                low, high = max(item.index, work.start), min(item.index + item.count, end)
+                if low < high:
+                    rows += range(first + low - work.start, first + high - work.start)
+                    features.append(self._features(item)[low - item.index : high - item.index])
+        if not rows:
+            return None, None
+        return torch.tensor(rows, device=self.device), torch.cat(features)
+
+    def _features(self, item: Media) -> Tensor:
+        """What the tower makes of a picture or clip, once."""
+        if item.features is None:
+            tower = self.model.vision if item.kind == "image" else self.model.audio
+            assert tower is not None, f"no tower for {item.kind}"
+            inputs = torch.as_tensor(item.inputs)
+            item.features = tower(inputs.to(self.device))
+            item.inputs = None
+        return item.features
+
+    def _prompt_logprobs(
+        self, works: Many[Work], hidden_ND: Tensor, ends: list[int]
+    ) -> list[tuple[Work, Scores]]:
+        found: list[tuple[Work, Scores]] = []
+        for work, end in zip(works, ends, strict=True):
+            sequence = work.sequence
+            if sequence.request.prompt_logprobs is None or sequence.index != 0:
+                continue
+            # Rows that ran before a preemption were reported then.
+            first = max(work.start, sequence.recomputed)
+            stop = min(work.start + work.count, sequence.num_prompt - 1)
+            if first >= stop:
+                continue
+            offset = end - work.count - work.start
+            rows_TD = hidden_ND[offset + first : offset + stop]
+            targets = sequence.tokens[first + 1 : stop + 1]
+            top = sequence.request.sampling.params.prompt_logprobs or 0
+            found.append((work, self._scores(rows_TD, targets, top)))
+        return found
+
+    def _scores(self, rows_TD: Tensor, targets: list[int], top: int) -> Scores:
+        """Raw log-probs of prompt tokens; the logits of SLICE rows exist at one time."""
+        targets_T = torch.tensor(targets, device=self.device)
+        parts = [
+            score(self.model.decoder.logits(rows_TD[i : i + SLICE]), targets_T[i : i + SLICE], top)
+            for i in range(0, rows_TD.shape[0], SLICE)
+        ]
+        return Scores(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def _integers(values: list[int]) -> Integers:
+    return np.array(values, dtype=np.int64)

@@ -1,0 +1,163 @@
+"""What the rows of a step ask of the sampler: gathered on the host, copied to the device at once.
+
+`Part` is the idea: a feature is a list of the rows that use it and their values, so that nobody
+else pays for it. The lists stay on the host as well, which makes every shape known there.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from suzuri.engine.sampling_params import ResolvedSampling
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowState:
+    """One row to sample, on the host.
+
+    position: of the token to be drawn, in its sequence, prompt included; num_output: tokens of the
+    output before it; slot: what `SamplingTables.acquire` gave the sequence.
+    """
+
+    sampling: ResolvedSampling
+    seed: int
+    position: int
+    num_output: int
+    sample_index: int = 0
+    slot: int = -1
+
+
+class Part(NamedTuple):
+    """Rows that use one feature, ascending (a row may come more than once), and their values [M].
+
+    `places` on the host and `rows_M` on the device are the same row numbers.
+    """
+
+    places: list[int]
+    rows_M: Tensor
+    values: tuple[Tensor, ...]
+
+    def within(self, start: int, stop: int) -> "Part | None":
+        """The part of the rows start .. stop - 1, numbered from there; None if it is empty."""
+        first, end = bisect_left(self.places, start), bisect_left(self.places, stop)
+        if first == end:
+            return None
+        values = tuple(value_M[first:end] for value_M in self.values)
+        return Part(self.places[first:end], self.rows_M[first:end] - start, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowParams:
+    """What the S rows of a step ask for, on the device; features that no row uses are None.
+
+    temperature_S [S] fp32: divisor of the logits (1 for greedy rows), None if all are 1;
+    noise_S [S] fp32: 1 where the draw has noise, 0 where it is greedy. Parts and their values:
+    random (seed, position, sample index), the rows that are not greedy; bias (slot); penalties
+    (slot, repetition, frequency, presence); stops (column), one entry per masked stop id; filters
+    (min_p, top_k, top_p); raw and sampled (none), the rows that want those log-probs.
+    """
+
+    num_rows: int
+    temperature_S: Tensor | None
+    noise_S: Tensor
+    random: Part | None
+    bias: Part | None
+    penalties: Part | None
+    stops: Part | None
+    filters: Part | None
+    raw: Part | None
+    sampled: Part | None
+    raw_top: int
+    """Most alternatives that a row asks for, here and among the sampled log-probs."""
+    sampled_top: int
+
+
+def build(states: Sequence[RowState], device: torch.device) -> RowParams:
+    """The device's view of these rows. Raises ValueError for a row that needs a slot of the tables
+    and has none."""
+    params = [state.sampling.params for state in states]
+    for place, state in enumerate(states):
+        if state.slot < 0 and state.sampling.needs_slot:
+            raise ValueError(f"row {place} has a bias or penalties and no slot of the tables")
+    bias = [place for place, state in enumerate(states) if state.sampling.has_bias]
+    penalties = [place for place, p in enumerate(params) if p.has_penalties]
+    filters = [place for place, p in enumerate(params) if p.has_filters]
+    stops = [
+        (place, row)
+        for place, state in enumerate(states)
+        if state.num_output < params[place].min_tokens
+        for row in state.sampling.stop_rows
+    ]
+    raw = [place for place, p in enumerate(params) if p.logprobs is not None]
+    sampled = [place for place, p in enumerate(params) if p.sampled_logprobs]
+    random = [place for place, p in enumerate(params) if not p.is_greedy]
+    places = [random, bias, penalties, [place for place, _ in stops], filters, raw, sampled]
+    whole = _upload(
+        [
+            *places,
+            [states[place].seed for place in random],
+            [states[place].position for place in random],
+            [states[place].sample_index for place in random],
+            [states[place].slot for place in bias],
+            [states[place].slot for place in penalties],
+            [row for _, row in stops],
+            [params[place].top_k for place in filters],
+        ],
+        torch.int64,
+        device,
+    )
+    real = _upload(
+        [
+            [1.0 if p.is_greedy else p.temperature for p in params],
+            [0.0 if p.is_greedy else 1.0 for p in params],
+            [params[place].repetition_penalty for place in penalties],
+            [params[place].frequency_penalty for place in penalties],
+            [params[place].presence_penalty for place in penalties],
+            [params[place].min_p for place in filters],
+            [params[place].top_p for place in filters],
+        ],
+        torch.float32,
+        device,
+    )
+    bias_slots, penalty_slots, stop_columns, top_k = whole[10:]
+    values = [tuple(whole[7:10]), (bias_slots,), (penalty_slots, *real[2:5]), (stop_columns,)]
+    values += [(real[5], top_k, real[6]), (), ()]
+    parts = [
+        Part(rows, rows_M, value) if rows else None
+        for rows, rows_M, value in zip(places, whole[:7], values, strict=True)
+    ]
+    return RowParams(
+        num_rows=len(states),
+        temperature_S=real[0]
+        if any(not p.is_greedy and p.temperature != 1 for p in params)
+        else None,
+        noise_S=real[1],
+        random=parts[0],
+        bias=parts[1],
+        penalties=parts[2],
+        stops=parts[3],
+        filters=parts[4],
+        raw=parts[5],
+        sampled=parts[6],
+        raw_top=max((params[place].logprobs or 0 for place in raw), default=0),
+        sampled_top=max((params[place].logprobs or 0 for place in sampled), default=0),
+    )
+
+
+def _upload(
+    columns: Sequence[Sequence[int | float]], dtype: torch.dtype, device: torch.device
+) -> list[Tensor]:
+    """Each column as a tensor on the device, all in one copy."""
+    joined = torch.tensor([value for column in columns for value in column], dtype=dtype)
+    if device.type == "cuda":
+        joined = joined.pin_memory().to(device, non_blocking=True)
+    parts: list[Tensor] = []
+    start = 0
+    for column in columns:
+        parts.append(joined[start : start + len(column)])
+        start += len(column)
+    return parts
