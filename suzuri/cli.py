@@ -99,32 +99,66 @@ COMMANDS: dict[str, Run] = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point. Exit code 2 for a wrong command line or input, else the subcommand's own."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Entry point. Exit code 2 for a wrong command line or input, 141 when the reader of the output
+    went away (`| head`): nobody is left to tell, and it is no verdict. Else the subcommand's own.
+    """
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+    except BrokenPipeError:
+        code = 141
+    _drop_unwritten()
+    sys.exit(code)
+
+
+def _run(words: Sequence[str]) -> int | str | None:
+    """The exit code of a command line, after the last of its output has been written."""
+    name = " ".join(["suzuri", *words[:1]])
+    if sys.stdout is None:  # `>&-`
+        print(f"{name}: standard output is closed; send it to /dev/null", file=sys.stderr)
+        return 2
+    try:
+        try:
+            code = _call(words)
+        except SystemExit as end:
+            # rich makes exit code 1 of a broken pipe, which is a verdict of some commands.
+            code = 141 if isinstance(end.__context__, BrokenPipeError) else end.code
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError) as error:
+        # What a user can cause arrives as one of these, with the fix in its text.
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+
+
+def _call(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_usage())
-        sys.exit(0 if words else 2)
+        return 0 if words else 2
     if words[0] == "--version":
         print(f"suzuri {__version__}")
-        sys.exit(0)
+        return 0
     run = COMMANDS.get(words[0])
     if run is None:
         print(f"suzuri: no command {words[0]!r}\n\n{_usage()}", file=sys.stderr)
-        sys.exit(2)
-    try:
-        start_logging()
-        sys.exit(run(words[1:]))
-    except KeyboardInterrupt:
-        print(f"suzuri {words[0]}: interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader went away (`| head`): nobody is left to tell, and it is no verdict.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except (ValueError, OSError) as error:
-        # What a user can cause arrives as one of these, with the fix in its text.
-        print(f"suzuri {words[0]}: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
+    start_logging()
+    return run(words[1:])
+
+
+def _drop_unwritten() -> None:
+    """What could not be written is not tried again by Python at exit, which would end with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:
+            continue
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _usage() -> str:

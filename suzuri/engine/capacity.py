@@ -75,7 +75,7 @@ def _fill(
     layout = Layout(nvfp4_layers=layers, token_budget=config.token_budget, platform="cpu")
     sizes = Sizes(model, layout, memory_bytes)
     fixed = {"weights": 0, "workspace": 0, "reserve": 0}
-    for line in sizes.lines(1, 1):
+    for line in sizes.lines(1, config.max_running):
         if line.group in fixed:
             fixed[line.group] += line.num_bytes * (1 if line.group == "reserve" else wide)
     rings = config.max_running

@@ -130,7 +130,8 @@ class Runner:
         slots = _integers([work.slot for work in works])
         ends = np.cumsum(counts)
         seq_ids = np.repeat(np.arange(len(works)), counts)
-        positions: Integers = np.arange(ends[-1]) + np.repeat(starts - ends + counts, counts)
+        total = int(ends[-1])
+        positions = _integers(range(total)) + np.repeat(starts - ends + counts, counts)
         ids: list[int] = []
         unseen: list[int] = []
         for work in works:
@@ -231,5 +232,5 @@ class Runner:
         return Scores(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def _integers(values: list[int]) -> Integers:
+def _integers(values: Many[int]) -> Integers:
     return np.array(values, dtype=np.int64)

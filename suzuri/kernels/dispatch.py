@@ -9,7 +9,11 @@ from contextlib import contextmanager
 
 import torch
 
+from suzuri.kernels.exact import records_gradient
+
 BACKENDS = ("reference",)
+SMALL = 1 << 22
+"""Elements (keys seen by all rows, times their width) that one thread handles alone."""
 
 _forced: list[str] = []
 """Blocks entered and not left. For the whole process, not the thread: autograd runs the backward of
@@ -34,6 +38,30 @@ def force(backend: str) -> Generator[None]:
 def use_reference(tensor: torch.Tensor) -> bool:
     """True when `tensor`'s op must run its reference: on CPU always, elsewhere when forced."""
     return tensor.device.type == "cpu" or "reference" in _forced[-1:]
+
+
+def use_cpu(*tensors: torch.Tensor) -> bool:
+    """True when an op may run its cpu.py, bit-equal to its reference and without a gradient."""
+    on_cpu = tensors[0].device.type == "cpu" and not _forced
+    return on_cpu and not records_gradient(*tensors)
+
+
+@contextmanager
+def threads_for(elements: int) -> Generator[None]:
+    """Runs the block on one CPU thread when its ops handle at most SMALL elements.
+
+    So little is done before a second thread has started, and on a busy machine every op that waits
+    for one waits for a time slice. The bits are those of any number of threads.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or elements > SMALL:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def no_kernel(op: str, tensor: torch.Tensor) -> NotImplementedError:

@@ -49,12 +49,13 @@ class Attention(nn.Module):
     def forward(self, x_ND: Tensor, batch: Batch) -> Tensor:
         config, channels = self.config, self.config.head_dim
         q_NX, kv_NX, r_NX = self.qkvr(x_ND).split(self.widths, -1)
-        kv_NC = self.kv_conv(kv_NX, batch).unflatten(-1, (2, config.num_kv_heads, channels))
-        q_NHC = self.q_norm(q_NX.unflatten(-1, (config.num_heads, channels)))
+        kv_NC = self.kv_conv(kv_NX, batch).reshape(-1, 2, config.num_kv_heads, channels)
+        q_NHC = self.q_norm(q_NX.reshape(-1, config.num_heads, channels))
         k_NUC, v_NUC = self.k_norm(kv_NC[:, 0]), kv_NC[:, 1]
-        r_NHB = r_NX.unflatten(-1, (config.num_heads, config.d_rel))
+        r_NHB = r_NX.reshape(-1, config.num_heads, config.d_rel)
         if config.log_scaling_n_floor is not None:
-            positions_N = batch.positions_N + self.position_offset
+            offset = self.position_offset
+            positions_N = batch.positions_N + offset if offset else batch.positions_N
             scaling = (positions_N, config.log_scaling_n_floor, config.log_scaling_alpha)
             q_NHC, r_NHB = log_scaling(q_NHC, *scaling), log_scaling(r_NHB, *scaling)
         return self.out(self._attend(q_NHC, k_NUC, v_NUC, r_NHB, batch).flatten(1))

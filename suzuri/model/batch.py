@@ -8,11 +8,15 @@ pages, T page size or rows of one sequence, L layers (of conv state: slots), G g
 envs/: P problems, G group members, T time. A 1 after a letter is one more (seq_starts_S1).
 """
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from suzuri.kernels import dispatch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,8 @@ class Batch:
     sequence (padding is a sequence of its own and never counts); seq_ids_N [N] int64 its sequence;
     seq_starts_S1 [S+1] int64 first row of each sequence, then N. Media: row media_rows_M[m] of the
     embedded input is replaced by media_features_MD[m]. Without a cache every sequence starts at
-    position 0; with one, at first_positions_S.
+    position 0; with one, at first_positions_S. What ops find out about these tensors they keep for
+    as long as the tensors do not change (kernels/kept.py).
     """
 
     token_ids_N: Tensor
@@ -67,11 +72,24 @@ class Batch:
     media_features_MD: Tensor | None = None
     cache: CacheView | None = None
 
-    @property
+    @functools.cached_property
     def first_positions_S(self) -> Tensor:
         """Position of each sequence's first new row [S] (empty sequences: any valid value)."""
         last = max(self.positions_N.shape[0] - 1, 0)
         return self.positions_N[self.seq_starts_S1[:-1].clamp(max=last)]
+
+    @functools.cached_property
+    def num_scores(self) -> int:
+        """Keys that the rows see in a layer without a window, all rows together: a measure of work.
+        Reads positions_N, which is free on a CPU only."""
+        return self.positions_N.shape[0] + sum(self.positions_N.tolist())
+
+    def threads(self, width: int) -> contextlib.AbstractContextManager[None]:
+        """A block in which rows of `width` channels are computed by as many CPU threads as they
+        are worth. No bit depends on it."""
+        if self.positions_N.device.type != "cpu":
+            return contextlib.nullcontext()
+        return dispatch.threads_for((self.num_scores + width) * width)
 
 
 def pack(

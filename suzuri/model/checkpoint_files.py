@@ -25,6 +25,8 @@ INDEX_SUFFIX = ".safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 COMPARE_BYTES = 1 << 20
+MAX_LISTED = 20
+"""Faults that one message spells out."""
 BITS_PER_VALUE = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
@@ -413,6 +415,16 @@ def _check_unlisted(
             f"{folder / index} omits {file}, which holds {_some([repr(name) for name in extra])}; "
             "remove that file if it is not of this checkpoint, or delete the index"
         )
+
+
+def listing(subject: str, problems: list[str]) -> str:
+    """A message with every problem on its own line, up to MAX_LISTED, and their count."""
+    count = len(problems)
+    lines = [f"{subject}: {count} problem(s)"]
+    lines += [f"  {problem}" for problem in problems[:MAX_LISTED]]
+    if count > MAX_LISTED:
+        lines.append(f"  and {count - MAX_LISTED} more")
+    return "\n".join(lines)
 
 
 def _some(names: list[str], separator: str = ", ", limit: int = 3) -> str:

@@ -16,8 +16,15 @@ import torch
 from torch import Tensor
 
 from suzuri.kernels.nvfp4 import BLOCK, Nvfp4
-from suzuri.model.checkpoint_files import Checkpoint, CheckpointError, TensorEntry, encode_header
+from suzuri.model.checkpoint_files import (
+    Checkpoint,
+    CheckpointError,
+    TensorEntry,
+    encode_header,
+    listing,
+)
 from suzuri.model.nvfp4_scales import divisor_of, multiplier_of
+from suzuri.model.nvfp4_values import value_faults
 from suzuri.model.tensor_table import BYTES_PER_VALUE, Entry, Field
 
 TORCH_DTYPES = {
@@ -56,29 +63,25 @@ class CheckpointReader:
         self._files.clear()
 
     def check_small(self) -> None:
-        """Read the small NVFP4 tensors and check their values, before any other is read.
+        """Check the values of the small NVFP4 tensors and read them, before any other is read.
 
-        Raises CheckpointError naming file and tensor: a global scale that is not positive and
-        finite, an original shape that is not that of the unpacked tensor.
+        Raises CheckpointError listing file and tensor of every fault (nvfp4_values.py).
         """
+        reads = [part for parts in self._parts.values() for part in parts]
+        faults = value_faults(self._folder, reads)
+        if faults:
+            raise CheckpointError(listing(f"{self._folder} holds values that cannot be", faults))
         for name, parts in self._parts.items():
             for entry, tensor in parts:
                 if entry.field == "original_shape":
-                    shape = self._all(entry, tensor).tolist()
-                    rows, columns = entry.parameter_shape[1:]
-                    if shape != [entry.stop - entry.start, rows, columns]:
-                        raise CheckpointError(
-                            f"{self._where(tensor)} holds {shape}; the codes beside it are for "
-                            f"{[entry.stop - entry.start, rows, columns]}"
-                        )
+                    self.num_bytes += tensor.nbytes
                 elif entry.field in ("global_scales", "global_divisors"):
                     self._scales[name] = self._global_scales(entry, tensor)
                 elif entry.field == "input_amax":
-                    self._amax[name] = self._all(entry, tensor).reshape(1)
+                    self._amax[name] = self._all(tensor)
                 elif entry.field == "input_divisor":
                     # Its activation scale is amax / (448 * 6), kept as a divisor.
-                    divisor = self._all(entry, tensor).reshape(-1)[:1]
-                    self._amax[name] = (448 * 6 / divisor).to(torch.bfloat16)
+                    self._amax[name] = (448 * 6 / self._all(tensor)).to(torch.bfloat16)
 
     def check_divisors(self) -> None:
         """Raise ValueError for a global scale that no divisor gives (check_small comes first)."""
@@ -98,8 +101,14 @@ class CheckpointReader:
         entry, tensor = self._part(parameter, "block_scales", lead)
         rows = entry.parameter_shape[1]
         scales = self._rows(parameter, "block_scales", lead, 0, rows)
-        if bool(((scales.view(torch.uint8) & 0x7F) == 0x7F).any()):
+        scale_bytes = scales.view(torch.uint8)
+        if bool(((scale_bytes & 0x7F) == 0x7F).any()):
             raise CheckpointError(f"{self._where(tensor)} holds NaN, in expert {lead}")
+        if bool((scale_bytes > 0x80).any()):  # 0x80 is a zero
+            raise CheckpointError(
+                f"{self._where(tensor)} holds a negative scale, in expert {lead}; readers differ "
+                "about its sign"
+            )
         return Nvfp4(
             codes=self._rows(parameter, "codes", lead, 0, rows).unsqueeze(0),
             block_scales=scales.unsqueeze(0),
@@ -133,7 +142,8 @@ class CheckpointReader:
         assert found is not None, f"{parameter}: rows {start} to {stop} are in no tensor"
         return found
 
-    def _all(self, entry: Entry, tensor: TensorEntry) -> Tensor:
+    def _all(self, tensor: TensorEntry) -> Tensor:
+        """All values in one dim."""
         return self._bytes(tensor, 0, tensor.nbytes).view(TORCH_DTYPES[tensor.dtype])
 
     def _bytes(self, tensor: TensorEntry, offset: int, count: int) -> Tensor:
@@ -158,14 +168,7 @@ class CheckpointReader:
         return buffer
 
     def _global_scales(self, entry: Entry, tensor: TensorEntry) -> Tensor:
-        scales = self._all(entry, tensor).expand(entry.stop - entry.start)
-        bad = ~(scales.isfinite() & (scales > 0))
-        if bool(bad.any()):
-            expert = int(bad.nonzero()[0])
-            raise CheckpointError(
-                f"{self._where(tensor)} is {scales[expert].item()} for expert {expert}; "
-                "must be finite and above 0"
-            )
+        scales = self._all(tensor).expand(entry.stop - entry.start)
         return multiplier_of(scales) if entry.field == "global_divisors" else scales
 
     def _where(self, tensor: TensorEntry) -> str:

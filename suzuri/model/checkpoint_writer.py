@@ -145,7 +145,8 @@ def write_files(
         if progress is not None:
             progress(done)
         log.debug("%s: %.1f of %.1f GB are written", name, done / 1e9, plan.num_bytes / 1e9)
-    write_documents(folder, plan)
+    for document, contents in documents(plan).items():
+        write_json(folder / document, contents)
     sync_folder(folder)
 
 
@@ -154,14 +155,17 @@ def complete_shards(folder: Path, plan: FolderPlan) -> frozenset[str]:
     return frozenset(name for name in plan.shards if _is_complete(folder / name, plan, name))
 
 
-def write_documents(folder: Path, plan: FolderPlan) -> None:
-    """config.json, the quantization side file where there is one, and last the index."""
+def documents(plan: FolderPlan) -> dict[str, object]:
+    """By file name: config.json, the quantization side file where there is one, and the index.
+
+    Raises ValueError for a config that the layout's spelling cannot express.
+    """
     spelling = plan.storage.layout
-    write_json(folder / "config.json", plan.config.to_dict(spelling))
+    found: dict[str, object] = {"config.json": plan.config.to_dict(spelling)}
     side = side_file(plan.config, spelling)
     if side is not None:
-        write_json(folder / SIDE_FILE, side)
-    write_json(folder / f"model{INDEX_SUFFIX}", _index(plan))
+        found[SIDE_FILE] = side
+    return found | {f"model{INDEX_SUFFIX}": _index(plan)}
 
 
 def _index(plan: FolderPlan) -> dict[str, Any]:

@@ -6,11 +6,13 @@ reads what it says about quantisation.
 
 # pyright: strict
 
+import codecs
 import dataclasses
+import stat
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from suzuri.model.config_transformers import MODEL_TYPE, TEXT_ONLY_TYPES, Spelled, to_released
 from suzuri.model.json_fields import Block, parse_object
@@ -36,6 +38,14 @@ TEXT_RECIPE: dict[str, Any] = {
 }
 AUDIO_RECIPE: dict[str, Any] = {"bias": False, "use_audio_norm": True, "audio_mode": "dmel"}
 VISION_RECIPE: dict[str, Any] = {"vision_encoder_type": "hmlp", "use_vision_norm": True}
+
+ARCHITECTURES = (
+    "InklingForConditionalGeneration",
+    "InklingForCausalLM",
+    "InklingModel",
+    "InklingTextModel",
+)
+"""Classes under which checkpoints of the family are saved; some readers choose by them alone."""
 
 TOP_IDS = (
     "eos_token_id",
@@ -79,12 +89,17 @@ def locate(path: str | Path) -> Path:
 
 
 def parse(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. ValueError names the file and the position of a fault."""
+    """The JSON object in a file. ValueError names the file and the position of a fault.
+
+    A byte order mark, which some editors put in front, is skipped.
+    """
     try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise ValueError(f"{file}: not a plain file; opening a pipe would wait for ever")
         data = file.read_bytes()
     except OSError as error:
         raise ValueError(f"{file}: cannot be read: {error.strerror}") from error
-    return parse_object(data, str(file))
+    return parse_object(data.removeprefix(codecs.BOM_UTF8), str(file))
 
 
 @contextmanager
@@ -119,7 +134,7 @@ def read(document: Mapping[str, Any]) -> Fields:
 def _read(spelled: Spelled) -> Fields:
     top = Block(spelled.document)
     text = _text_block(top)
-    top.get("architectures")
+    _check_architectures(top)
     top.get("transformers_version")
     top.expect("tie_word_embeddings", False)
     quantization = tuple(
@@ -141,6 +156,19 @@ def _read(spelled: Spelled) -> Fields:
     fields["top"]["kept_vocabulary"] = top.get("kept_vocabulary")
     unknown = [name for block in blocks for name in block.unknown()]
     return Fields(**fields, quantization=quantization, unknown_keys=tuple(unknown), spelled=spelled)
+
+
+def _check_architectures(top: Block) -> None:
+    """Names of classes, one of them ours. Fields alone do not tell a model with another head."""
+    given = top.get("architectures")
+    if given is None or given == []:
+        return
+    names = cast(list[object], given) if isinstance(given, list) else [given]
+    if not any(name in ARCHITECTURES for name in names):
+        raise ValueError(
+            f"{top.name('architectures')} = {given!r} is not implemented; "
+            f"supported: {', '.join(ARCHITECTURES)}"
+        )
 
 
 def _text_block(top: Block) -> Block:

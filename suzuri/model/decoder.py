@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from suzuri.kernels import dispatch
 from suzuri.kernels.embedding import embedding
 from suzuri.kernels.exact import at_least_fp32
 from suzuri.kernels.matmul import matmul
@@ -114,10 +115,11 @@ class Decoder(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Hidden rows after the final norm [N, D]; not divided by the muP multiplier."""
-        h_ND = self.embedded(batch)
-        for layer in self.blocks:
-            h_ND = layer(h_ND, batch)
-        return self.norm(h_ND)
+        with batch.threads(self.text.hidden_size):
+            h_ND = self.embedded(batch)
+            for layer in self.blocks:
+                h_ND = layer(h_ND, batch)
+            return self.norm(h_ND)
 
     @property
     def logit_scale(self) -> float:
@@ -130,4 +132,7 @@ class Decoder(nn.Module):
         Padding rows of the unembedding are left out here, once, for everybody.
         """
         real_VD = self.unembed.weight[: self.text.unpadded_vocab_size]
-        return matmul(h_ND, real_VD, scale=self.logit_scale, out_dtype=at_least_fp32(h_ND.dtype))
+        with dispatch.threads_for(h_ND.numel() + real_VD.numel()):
+            return matmul(
+                h_ND, real_VD, scale=self.logit_scale, out_dtype=at_least_fp32(h_ND.dtype)
+            )

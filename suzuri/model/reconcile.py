@@ -9,9 +9,9 @@ depths) that are absent or not wanted are left off and said so. Read next: weigh
 import collections
 import dataclasses
 
-from suzuri.model.checkpoint_files import Checkpoint, CheckpointError, TensorEntry
+from suzuri.model.checkpoint_files import Checkpoint, CheckpointError, TensorEntry, listing
 from suzuri.model.config import ModelConfig, MtpConfig, Quantization
-from suzuri.model.tensor_names import OPTIONAL_PARTS, depth_of, part_of
+from suzuri.model.tensor_names import OPTIONAL_PARTS, PART_PREFIXES, depth_of, part_of
 from suzuri.model.tensor_table import (
     FIELD_SUFFIXES,
     OPTIONAL_FIELDS,
@@ -22,9 +22,9 @@ from suzuri.model.tensor_table import (
     table,
 )
 
-MAX_LISTED = 20
 ONE_VALUE = ((), (1,))
 """Two ways to store a single number, which writers mix."""
+TOWERS = ("vision", "audio")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,9 @@ class LoadPlan:
 def reconcile(config: ModelConfig, checkpoint: Checkpoint, want: frozenset[str]) -> LoadPlan:
     """Match every tensor of the files with the table.
 
-    `want` names optional parts (vision, audio, mtp); those that the config lacks are not loaded.
-    A wanted part that the files lack wholly is off; draft depths 0..k-1 of more load as they are.
+    `want` names optional parts (vision, audio, mtp). A wanted part that the files lack wholly is
+    off; draft depths 0..k-1 of more load as they are. Draft depths that the config lacks are not
+    loaded; a tower that it lacks but the files hold is a fault where it is wanted.
     The files tell the layout and which experts are quantised; a config that says something else
     about that is a fault, one that says nothing is not. Raises CheckpointError listing every tensor
     that is missing, surplus, or of another shape or dtype, and every draft depth that leaves a hole
@@ -61,21 +62,30 @@ def reconcile(config: ModelConfig, checkpoint: Checkpoint, want: frozenset[str])
     storage, notes = _storage(config, checkpoint, problems)
     stored = _stored_config(config, checkpoint, notes)
     entries = _present(table(stored, storage), checkpoint, notes)
-    parts, skipped, absent = _choose_parts(entries, checkpoint, want, notes)
+    parts, skipped, absent = _choose_parts(entries, checkpoint, want, notes, problems)
     depths = 0
     if "mtp" in parts:
         depths = _usable_depths(config, checkpoint, problems)
         if depths < config.mtp_depths:
             notes.append(f"mtp: the files hold {depths} of {config.mtp_depths} draft depths")
     reads: list[tuple[Entry, TensorEntry]] = []
+    narrow: list[str] = []
     for entry in entries:
         if entry.part in parts and (entry.depth is None or entry.depth < depths):
             tensor = checkpoint.tensors.get(entry.name)
-            fault = _fault(entry, tensor)
+            is_narrow = tensor is not None and _is_narrow(entry, tensor, checkpoint)
+            stored_as = dataclasses.replace(entry, dtype="BF16") if is_narrow else entry
+            fault = _fault(stored_as, tensor)
             if fault:
                 problems.append(fault)
             elif tensor is not None:
-                reads.append((entry, tensor))
+                reads.append((stored_as, tensor))
+                narrow += [tensor.stored_name] * is_narrow
+    if narrow:
+        notes.append(
+            f"{len(narrow)} tensors of routers are bf16 instead of fp32, first {narrow[0]}; every "
+            "value is taken as it is"
+        )
     known = {entry.name for entry in entries}
     for name, tensor in checkpoint.tensors.items():
         depth = depth_of(name)
@@ -83,7 +93,7 @@ def reconcile(config: ModelConfig, checkpoint: Checkpoint, want: frozenset[str])
         if name not in known and part_of(name) in parts and not is_listed:
             problems.append(f"{tensor.file}: {name} is surplus: this model has no such tensor")
     if problems:
-        raise CheckpointError(_listing(checkpoint, problems))
+        raise CheckpointError(listing(f"{checkpoint.directory} does not fit the config", problems))
     return LoadPlan(
         config=held_config(_with_quantization(stored, storage), parts, depths),
         reads=tuple(reads),
@@ -190,7 +200,11 @@ def _present(
 
 
 def _choose_parts(
-    entries: tuple[Entry, ...], checkpoint: Checkpoint, want: frozenset[str], notes: list[str]
+    entries: tuple[Entry, ...],
+    checkpoint: Checkpoint,
+    want: frozenset[str],
+    notes: list[str],
+    problems: list[str],
 ) -> tuple[frozenset[str], tuple[str, ...], tuple[str, ...]]:
     configured = {entry.part for entry in entries}
     stored = collections.Counter(part_of(name) for name in checkpoint.tensors)
@@ -199,6 +213,8 @@ def _choose_parts(
         is_usable = part in want and part in configured
         if stored[part] and is_usable:
             parts.add(part)
+        elif stored[part] and part in want and part in TOWERS:
+            problems.append(_surplus_tower(part, stored[part], checkpoint))
         elif stored[part]:
             skipped.append(part)
             reason = "the config does not have it" if part in want else "not wanted"
@@ -207,6 +223,16 @@ def _choose_parts(
             absent.append(part)
             notes.append(f"{part}: off, the config has it but the files hold none of its tensors")
     return frozenset(parts), tuple(skipped), tuple(absent)
+
+
+def _surplus_tower(part: str, count: int, checkpoint: Checkpoint) -> str:
+    name, tensor = next((n, t) for n, t in checkpoint.tensors.items() if part_of(n) == part)
+    prefix = next(prefix for prefix in PART_PREFIXES[part] if name.startswith(prefix))
+    return (
+        f"{tensor.file}: {prefix}* is surplus: {count} tensors of a tower that config.json does "
+        f"not have ({part}_config). Put the block back, or leave the towers out knowingly: "
+        "`suzuri trace` and `suzuri convert` do with --text-only"
+    )
 
 
 def _usable_depths(config: ModelConfig, checkpoint: Checkpoint, problems: list[str]) -> int:
@@ -235,6 +261,16 @@ def _usable_depths(config: ModelConfig, checkpoint: Checkpoint, problems: list[s
     return usable
 
 
+def _is_narrow(entry: Entry, tensor: TensorEntry, checkpoint: Checkpoint) -> bool:
+    """A router's fp32 bias or scale in bf16: what transformers saves of a model run in bf16."""
+    return (
+        checkpoint.layout == "transformers"
+        and (entry.dtype, tensor.dtype, entry.field) == ("F32", "BF16", "values")
+        and ".mlp.gate." in entry.name
+        and not entry.name.endswith(".weight")
+    )
+
+
 def _fault(entry: Entry, tensor: TensorEntry | None) -> str | None:
     if tensor is None:
         return f"{entry.name} {list(entry.shape)} is missing from every file"
@@ -250,17 +286,11 @@ def _fault(entry: Entry, tensor: TensorEntry | None) -> str | None:
 
 def _shapes(entry: Entry) -> tuple[tuple[int, ...], ...]:
     """The shapes in which the tensor may be stored."""
-    if entry.shape == (1,):
-        return ONE_VALUE
     if entry.field == "global_divisors":  # one per expert, or one for all
         return (entry.shape, (*entry.shape, 1), *ONE_VALUE)
+    if entry.field == "global_scales":
+        one = ONE_VALUE if entry.shape == (1,) else ()
+        return (entry.shape, (*entry.shape, 1), *one)
+    if entry.shape == (1,):
+        return ONE_VALUE
     return (entry.shape,)
-
-
-def _listing(checkpoint: Checkpoint, problems: list[str]) -> str:
-    count = len(problems)
-    lines = [f"{checkpoint.directory} does not fit the config: {count} problem(s)"]
-    lines += [f"  {problem}" for problem in problems[:MAX_LISTED]]
-    if count > MAX_LISTED:
-        lines.append(f"  and {count - MAX_LISTED} more")
-    return "\n".join(lines)

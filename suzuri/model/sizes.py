@@ -21,7 +21,7 @@ from suzuri.model.sizes_shard import (
     shard_bytes,
 )
 from suzuri.model.sizes_state import StateSizes, state_sizes
-from suzuri.model.sizes_workspace import graphs, workspace
+from suzuri.model.sizes_workspace import graphs, sampling_tables, workspace
 from suzuri.model.tensor_table import Entry, Storage, table
 
 MAX_CONCURRENCY = 65_536
@@ -92,7 +92,7 @@ class Sizes:
                 f"--mtp {layout.drafts}: the model has {config.mtp_depths} draft depths; "
                 f"give 0 to {config.mtp_depths}"
             )
-        check_sharding(config, layout.sharding, layout.nvfp4_layers)
+        check_sharding(config, layout.sharding)
         self.config, self.layout, self.memory_bytes = config, layout, memory_bytes
         self.weights = weights_by_part(config, layout)
         self.state: StateSizes = state_sizes(
@@ -102,11 +102,13 @@ class Sizes:
             drafts=layout.drafts,
             resume_points=layout.resume_points,
         )
-        self.workspace = workspace(
-            config,
-            layout.sharding,
-            layout.token_budget,
-            dequantised_layer=layout.platform == "cpu" and bool(layout.nvfp4_layers),
+        self.workspace = dict(
+            workspace(
+                config,
+                layout.sharding,
+                layout.token_budget,
+                dequantised_layer=layout.platform == "cpu" and bool(layout.nvfp4_layers),
+            )
         )
         self.workspace["local KV in flight"] = self.state.in_flight(layout.token_budget)
         self._fixed = sum(self.weights.values()) + sum(self.workspace.values())
@@ -126,14 +128,16 @@ class Sizes:
                 Line(group="workspace", name=name, num_bytes=n)
                 for name, n in self.workspace.items()
             ),
-            Line(group="workspace", name="graphs", num_bytes=self._graphs(concurrency)),
+            *(
+                Line(group="workspace", name=name, num_bytes=n)
+                for name, n in self._by_load(concurrency).items()
+            ),
             *self._reserve,
         )
 
     def total(self, context: int, concurrency: int) -> int:
         """The sum of `lines`. Never less for a longer context or more sequences."""
-        per_sequence = self.state.sequence(context).total
-        return self._fixed + self._graphs(concurrency) + concurrency * per_sequence
+        return self._sum(self.state.sequence(context).total, concurrency)
 
     def fits(self, context: int, concurrency: int) -> bool:
         """The one inequality that every answer comes from."""
@@ -146,12 +150,22 @@ class Sizes:
 
     def largest_concurrency(self, context: int) -> int:
         """The most sequences of that context (at most MAX_CONCURRENCY); 0 if not even one."""
-        return _largest(MAX_CONCURRENCY, lambda number: self.fits(context, number))
+        per_sequence = self.state.sequence(context).total
+        return _largest(
+            MAX_CONCURRENCY,
+            lambda number: self._sum(per_sequence, number) <= self.memory_bytes,
+        )
 
-    def _graphs(self, concurrency: int) -> int:
-        if self.layout.platform not in ("cuda", "rocm"):
-            return 0
-        return graphs(self.config, concurrency, self.layout.drafts)
+    def _sum(self, per_sequence: int, concurrency: int) -> int:
+        by_load = sum(self._by_load(concurrency).values())
+        return self._fixed + by_load + concurrency * per_sequence
+
+    def _by_load(self, concurrency: int) -> dict[str, int]:
+        """Workspace that follows the number of running sequences."""
+        lines = {"sampling tables": sampling_tables(self.config, concurrency)}
+        if self.layout.platform in ("cuda", "rocm"):
+            lines["graphs"] = graphs(self.config, concurrency, self.layout.drafts)
+        return lines
 
     def _reserve_lines(self, system_bytes: int) -> tuple[Line, ...]:
         lines = {
@@ -189,10 +203,15 @@ def _weights(
 
 
 def _loaded(config: ModelConfig, nvfp4_layers: tuple[int, ...], drafts: int) -> list[Entry]:
-    entries = table(config, Storage(nvfp4_layers=nvfp4_layers))
+    entries = _table(config, nvfp4_layers)
     if drafts == 0:
         return [entry for entry in entries if entry.part != "mtp"]
     return [entry for entry in entries if entry.depth is None or entry.depth < drafts]
+
+
+@functools.lru_cache(maxsize=4)
+def _table(config: ModelConfig, nvfp4_layers: tuple[int, ...]) -> tuple[Entry, ...]:
+    return tuple(table(config, Storage(nvfp4_layers=nvfp4_layers)))
 
 
 def _largest(limit: int, holds: Callable[[int], bool]) -> int:

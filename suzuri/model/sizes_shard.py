@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from suzuri.model.config import AttentionConfig, ModelConfig
-from suzuri.model.tensor_table import BLOCK, Entry
+from suzuri.model.tensor_table import Entry
 
 Part = Literal[
     "embed",
@@ -54,7 +54,9 @@ _BY_TP = (
     ".mlp.shared_experts.shared_w13_weight",
     ".mlp.shared_experts.shared_w2_weight",
 )
-"""Tensors of which each rank holds 1/tp: heads, inner widths, vocabulary rows, conv channels."""
+"""Tensors of which each rank holds 1/tp of the output rows: heads, inner widths, output channels of
+output and down projections, vocabulary rows, conv channels. The dimension that a product sums over
+is never cut: every sum is made on one rank, in order (docs/exactness.md, rules 5 and 6)."""
 _BY_KV_HEAD = (
     ".attn.wk_dv.weight",
     ".attn.wv_dv.weight",
@@ -68,8 +70,9 @@ _EXPERTS = ".mlp.experts."
 class Sharding:
     """How one copy of the model is cut: over `tp` ranks, its routed experts over `ep` groups.
 
-    Each group of tp / ep ranks holds 1/ep of the routed experts and shares their width; all else
-    is cut by `tp`.
+    Each group of tp / ep ranks holds 1/ep of the routed experts, and of each expert every rank its
+    share of hidden units and of output channels; all else is cut by `tp`. So ep = 1 is layout (a)
+    of rule 6 in docs/exactness.md, ep = tp layout (b).
     """
 
     tp: int = 1
@@ -133,9 +136,7 @@ def _attention_of(entry: Entry, config: ModelConfig) -> AttentionConfig:
     return config.text.attention(int(entry.name.split(".")[3]))
 
 
-def check_sharding(
-    config: ModelConfig, sharding: Sharding, nvfp4_layers: tuple[int, ...] = ()
-) -> None:
+def check_sharding(config: ModelConfig, sharding: Sharding) -> None:
     """Raises ValueError naming what cannot be cut so, and the nearest values that are possible."""
     tp, ep = sharding.tp, sharding.ep
     if tp < 1 or ep < 1:
@@ -145,14 +146,14 @@ def check_sharding(
             f"--ep {ep}: the routed experts are spread over the same GPUs as --tp {tp}, so ep must "
             f"divide tp; possible: {_listed(e for e in range(1, tp + 1) if tp % e == 0)}"
         )
-    problem = next(_problems(config, sharding, nvfp4_layers), None)
+    problem = next(_problems(config, sharding), None)
     if problem is None:
         return
-    if next(_problems(config, Sharding(tp=tp), nvfp4_layers), None) is None:
+    if next(_problems(config, Sharding(tp=tp)), None) is None:
         fits = [e for e in range(1, tp + 1) if tp % e == 0]
-        fits = [e for e in fits if _is_possible(config, Sharding(tp=tp, ep=e), nvfp4_layers)]
+        fits = [e for e in fits if is_possible(config, Sharding(tp=tp, ep=e))]
         raise ValueError(f"--ep {ep}: {problem}; possible at --tp {tp}: {_listed(fits)}")
-    possible = possible_tp(config, nvfp4_layers)
+    possible = possible_tp(config)
     below = max((n for n in possible if n < tp), default=1)
     above = min((n for n in possible if n > tp), default=None)
     nearest = f"{below}" if above is None else f"{below} and {above}"
@@ -161,19 +162,18 @@ def check_sharding(
     )
 
 
-def possible_tp(config: ModelConfig, nvfp4_layers: tuple[int, ...] = ()) -> tuple[int, ...]:
+def possible_tp(config: ModelConfig) -> tuple[int, ...]:
     """Every `tp` (with ep 1) that the model can be cut into, ascending; 1 is always among them."""
     # Every rank has at least one query head.
     most = min(attention.num_heads for attention in _attentions(config))
     return tuple(
-        tp
-        for tp in range(1, min(most, MAX_RANKS) + 1)
-        if _is_possible(config, Sharding(tp=tp), nvfp4_layers)
+        tp for tp in range(1, min(most, MAX_RANKS) + 1) if is_possible(config, Sharding(tp=tp))
     )
 
 
-def _is_possible(config: ModelConfig, sharding: Sharding, nvfp4_layers: tuple[int, ...]) -> bool:
-    return next(_problems(config, sharding, nvfp4_layers), None) is None
+def is_possible(config: ModelConfig, sharding: Sharding) -> bool:
+    """Whether `check_sharding` passes."""
+    return sharding.tp % sharding.ep == 0 and next(_problems(config, sharding), None) is None
 
 
 @functools.lru_cache(maxsize=16)
@@ -185,9 +185,7 @@ def _attentions(config: ModelConfig) -> tuple[AttentionConfig, ...]:
     return tuple(dict.fromkeys([*layers, *depths]))
 
 
-def _problems(
-    config: ModelConfig, sharding: Sharding, nvfp4_layers: tuple[int, ...]
-) -> Iterator[str]:
+def _problems(config: ModelConfig, sharding: Sharding) -> Iterator[str]:
     text, tp, ep = config.text, sharding.tp, sharding.ep
     for attention in _attentions(config):
         kind = "local" if attention.is_local else "global"
@@ -208,11 +206,6 @@ def _problems(
         yield f"{text.n_routed_experts} routed experts cannot be spread evenly"
     if inner % (tp // ep) or (text.n_shared_experts and inner % tp):
         yield f"the expert width {inner} cannot be cut evenly"
-    elif nvfp4_layers and (inner // (tp // ep)) % BLOCK:
-        yield (
-            f"{inner // (tp // ep)} columns of an expert per GPU are no whole blocks of "
-            f"{BLOCK} that share an NVFP4 scale"
-        )
 
 
 def _listed(numbers: Iterator[int] | list[int] | tuple[int, ...]) -> str:

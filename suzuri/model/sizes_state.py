@@ -7,6 +7,7 @@ why. Read next: sizes.py. No torch here.
 # pyright: strict
 
 import dataclasses
+import functools
 
 from suzuri.model.config import AttentionConfig, ModelConfig
 from suzuri.model.sizes_shard import kv_heads_per_rank
@@ -35,7 +36,9 @@ class SequenceState:
 
     @property
     def total(self) -> int:
-        return sum(dataclasses.astuple(self))
+        # Not through dataclasses.astuple: searches ask thousands of times.
+        drafts = self.draft_kv + self.draft_conv + self.draft_rows
+        return self.global_kv + self.local_kv + self.conv + drafts + self.resume_points
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,6 +117,7 @@ class StateSizes:
         return _pages(token_budget) * PAGE_SIZE * per_token
 
 
+@functools.lru_cache(maxsize=256)
 def state_sizes(
     config: ModelConfig, *, tp: int, kv_dtype: str, drafts: int, resume_points: int
 ) -> StateSizes:

@@ -1,10 +1,14 @@
-"""Buffers of one step on one rank. All are bounded by the token budget, none by the context.
+"""Buffers of one step on one rank. Bounded by the token budget and the running sequences, none by
+the context.
 
 An upper bound for kernels that keep nothing alive longer than a sub-block: each line is the largest
 moment of its kind. docs/plan.md explains the lines. Read next: sizes.py. No torch here.
 """
 
 # pyright: strict
+
+import functools
+from collections.abc import Mapping
 
 from suzuri.model.config import AttentionConfig, ModelConfig
 from suzuri.model.sizes_shard import Sharding, kv_heads_per_rank
@@ -23,18 +27,24 @@ GRAPH_NODE_BYTES = 4096
 MAX_GRAPH_BATCH = 512
 PREFILL_GRAPHS = 32
 FP32 = 4
+SAMPLING_BYTES = 9
+"""Per vocabulary id of a sequence with a logit bias and penalties: fp32 bias, a flag for ids of the
+prompt, int32 counts of the answer."""
+GROWING_BYTES = 4
+"""The widest of these tables is copied when it grows, so its old rows exist beside the new ones."""
 
 
+@functools.lru_cache(maxsize=256)
 def workspace(
     config: ModelConfig, sharding: Sharding, token_budget: int, *, dequantised_layer: bool
-) -> dict[str, int]:
+) -> Mapping[str, int]:
     """Bytes by line, for steps of at most `token_budget` tokens.
 
     `dequantised_layer`: the references on the CPU unpack a whole layer's NVFP4 experts at once.
     """
     text = config.text
     attentions = [text.attention(layer) for layer in range(text.num_hidden_layers)]
-    # The stream, its normed copy, and the sum of a sub-block before it is reduced.
+    # The stream's rows gathered from all ranks, their normed copy, and the next ones arriving.
     stream = 3 * token_budget * text.hidden_size * ACTIVATION_BYTES
     attention = max(_attention(a, sharding, token_budget) for a in attentions)
     dense, experts = (part(config, sharding, token_budget) for part in (_dense, _experts))
@@ -69,13 +79,21 @@ def decode_buckets(concurrency: int) -> tuple[int, ...]:
     return (*sizes, most)
 
 
+def sampling_tables(config: ModelConfig, concurrency: int) -> int:
+    """Tables of biases and counts, as if every running sequence used all of them: which requests
+    will is not known before they come, and running out then would end others."""
+    return concurrency * (SAMPLING_BYTES + GROWING_BYTES) * config.text.vocab_size
+
+
 def _attention(attention: AttentionConfig, sharding: Sharding, tokens: int) -> int:
+    """Own heads as projected, as normed and as weighted, and these gathered from all ranks."""
     heads = attention.num_heads // sharding.tp
     kv_heads = kv_heads_per_rank(attention, sharding.tp)
     projected = (heads + 2 * kv_heads) * attention.head_dim + heads * attention.d_rel
     normed = (heads + 2 * kv_heads) * attention.head_dim
     out = heads * attention.head_dim
-    return tokens * (projected + normed + out) * ACTIVATION_BYTES
+    gathered = attention.num_heads * attention.head_dim if sharding.tp > 1 else 0
+    return tokens * (projected + normed + out + gathered) * ACTIVATION_BYTES
 
 
 def _bias(attention: AttentionConfig, sharding: Sharding, tokens: int) -> int:
@@ -85,22 +103,31 @@ def _bias(attention: AttentionConfig, sharding: Sharding, tokens: int) -> int:
 
 
 def _dense(config: ModelConfig, sharding: Sharding, tokens: int) -> int:
+    """Own hidden units of gate and up, their product, and all units gathered."""
     if not config.text.dense_mlp_idx and not config.mtp_depths:
         return 0
-    return tokens * 3 * (config.text.dense_intermediate_size // sharding.tp) * ACTIVATION_BYTES
+    units = config.text.dense_intermediate_size
+    gathered = units if sharding.tp > 1 else 0
+    return tokens * (3 * (units // sharding.tp) + gathered) * ACTIVATION_BYTES
 
 
 def _experts(config: ModelConfig, sharding: Sharding, tokens: int) -> int:
-    """Rows in expert order, gate and up, their product, and the results before they are summed.
+    """Rows in expert order, gate and up, their product, all hidden units gathered within a group,
+    the group's output channels, and those channels of other groups that this rank combines.
 
     A group of ranks may get every token's every expert, so `ep` does not lessen the rows.
     """
     text = config.text
     if text.dense_mlp_idx >= text.num_hidden_layers:
         return 0
+    group = sharding.tp // sharding.ep
     rows = tokens * (text.num_experts_per_tok + text.n_shared_experts)
-    inner = text.intermediate_size * sharding.ep // sharding.tp
-    return rows * (2 * text.hidden_size + 3 * inner) * ACTIVATION_BYTES
+    gathered = text.intermediate_size if group > 1 else 0
+    out = text.hidden_size // group
+    values = rows * (text.hidden_size + 3 * (text.intermediate_size // group) + gathered + out)
+    if sharding.ep > 1:
+        values += tokens * text.num_experts_per_tok * (text.hidden_size // sharding.tp)
+    return values * ACTIVATION_BYTES
 
 
 def _logits(config: ModelConfig, sharding: Sharding) -> int:

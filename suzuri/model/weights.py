@@ -14,7 +14,13 @@ from typing import Literal
 from suzuri.log import get_logger
 from suzuri.model.checkpoint_files import Checkpoint, scan
 from suzuri.model.checkpoint_io import CheckpointReader
-from suzuri.model.checkpoint_writer import SHARD_BYTES, plan_folder, settle, write_files
+from suzuri.model.checkpoint_writer import (
+    SHARD_BYTES,
+    documents,
+    plan_folder,
+    settle,
+    write_files,
+)
 from suzuri.model.config import WEIGHT_DTYPES, ModelConfig, Quantization
 from suzuri.model.inkling import Inkling
 from suzuri.model.model_io import ModelWeights
@@ -145,6 +151,7 @@ def export_weights(
     storage = stored_as(config, layout, activations=weights.has_input_amax)
     weights.check(table(config, Storage()))
     plan = plan_folder(config, storage, max_shard_bytes)
+    documents(plan)  # refuses what they cannot say
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial-{secrets.token_hex(4)}")
     partial.mkdir()

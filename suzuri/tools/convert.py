@@ -15,11 +15,17 @@ from rich.console import Console
 from suzuri import __version__
 from suzuri.model.checkpoint_files import Checkpoint, CheckpointError, scan
 from suzuri.model.checkpoint_io import CheckpointReader
-from suzuri.model.checkpoint_writer import FolderPlan, complete_shards, plan_folder, write_files
-from suzuri.model.config import ModelConfig, MtpConfig
+from suzuri.model.checkpoint_writer import (
+    FolderPlan,
+    complete_shards,
+    documents,
+    plan_folder,
+    write_files,
+)
+from suzuri.model.config import ModelConfig
 from suzuri.model.locate import Located, locate
 from suzuri.model.random_weights import RandomWeights
-from suzuri.model.reconcile import reconcile
+from suzuri.model.reconcile import held_config, reconcile
 from suzuri.model.tensor_names import OPTIONAL_PARTS, Layout
 from suzuri.model.tensor_table import parameter_shapes, table
 from suzuri.model.transfer import Source
@@ -65,6 +71,7 @@ def run_convert(config: ConvertConfig) -> int:
     target = destination(config.destination, located.folder)
     with _origin(config, located) as origin:
         plan, notes = _plan(config, origin)
+        documents(plan)  # refuses what they cannot say, before anything is written
         along, left = other_files(located.folder)
         notes += [f"not copied: {', '.join(left)}"] * bool(left)
         for note in (*origin.notes, *notes):
@@ -123,7 +130,8 @@ def _origin(config: ConvertConfig, located: Located) -> Generator[Origin]:
     notes *= bool(unknown)
     if config.random_weights:
         shape = located.config
-        shape = shape if config.mtp else dataclasses.replace(shape, mtp=MtpConfig())
+        depths = shape.mtp_depths if config.mtp else 0
+        shape = held_config(shape, config.want, depths)
         yield Origin(
             config=shape,
             source=RandomWeights(parameter_shapes(table(shape)), seed=config.seed),
@@ -138,8 +146,7 @@ def _origin(config: ConvertConfig, located: Located) -> Generator[Origin]:
     assert located.folder is not None
     checkpoint = scan(located.folder)
     states = _states(checkpoint)
-    want = frozenset(OPTIONAL_PARTS) - ({"mtp"} if not config.mtp else set())
-    held = reconcile(located.config, checkpoint, want)
+    held = reconcile(located.config, checkpoint, config.want)
     with CheckpointReader(checkpoint, held.reads) as reader:
         reader.check_small()
         yield Origin(

@@ -39,6 +39,9 @@ class ConvertConfig:
     """--no-mtp leaves the draft depths off. The transformers layout has no place for them: there
     they stay in mtp.safetensors under their released names, which transformers skips."""
 
+    text_only: bool = False
+    """Leave the towers out, whether or not the files hold them."""
+
     max_shard_gb: float = 5.0
     """Tensor data per file, in GB (one tensor may be larger)."""
 
@@ -53,6 +56,12 @@ class ConvertConfig:
 
     restart: bool = False
     """Drop an unfinished conversion to this destination instead of going on with it."""
+
+    @property
+    def want(self) -> frozenset[str]:
+        """The optional parts to convert."""
+        towers = set[str]() if self.text_only else {"vision", "audio"}
+        return frozenset(towers | ({"mtp"} if self.mtp else set()))
 
     def resolve(self) -> "ConvertConfig":
         """Checks fields against each other. Raises ValueError naming the flag and the fix."""

@@ -86,7 +86,7 @@ def claimed(target: Path, record: Mapping[str, object], *, restart: bool) -> Gen
     the context lasts. With `restart` what is there is dropped. Raises ValueError.
     """
     partial = partial_folder(target)
-    is_foreign = partial.is_dir() and not (partial / RECORD).exists() and any(partial.iterdir())
+    is_foreign = partial.is_dir() and not (partial / RECORD).is_file() and any(partial.iterdir())
     if is_foreign or (partial.exists() and not partial.is_dir()):
         raise ValueError(
             f"{partial} is in the way and is no unfinished conversion; move it, or give another "

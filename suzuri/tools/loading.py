@@ -24,6 +24,8 @@ BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 def read_records(path: Path) -> dict[str, Tensor]:
     """The tensors of a file of expected numbers. Raises ValueError naming the file."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a plain file; copy the records again")
     if not path.exists():
         raise ValueError(
             f"{path} is missing: a golden folder holds it beside original/, a checkpoint folder "
@@ -36,17 +38,21 @@ def read_records(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is damaged: {error}; copy it again") from None
 
 
-def load_model(folder: Path, dtype: str, console: Console) -> tuple[Inkling, LoadReport]:
+def load_model(
+    folder: Path, dtype: str, console: Console, want: frozenset[str] = PARTS
+) -> tuple[Inkling, LoadReport]:
     """Loads a checkpoint of any layout with progress; prints what was left out.
 
-    NVFP4 experts stay quantised in memory, wherever the files rather than the config tell of them.
+    `want` names the optional parts; without "vision" and "audio" the model is text-only. NVFP4
+    experts stay quantised in memory, wherever the files rather than the config tell of them.
     """
     config = ModelConfig.from_file(folder)
     if config.unknown_keys:
         keys = ", ".join(config.unknown_keys)
         console.print(f"config.json: ignored unknown keys {keys}", markup=False)
-    plan = reconcile(config, scan(folder), PARTS)
+    plan = reconcile(config, scan(folder), want)
     config = dataclasses.replace(config, quantization=plan.config.quantization)
+    config = with_towers(config, want)
     refuse_too_big(config, dtype, folder)
     model = Inkling(config, dtype=getattr(torch, dtype))
     columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
@@ -56,7 +62,7 @@ def load_model(folder: Path, dtype: str, console: Console) -> tuple[Inkling, Loa
         report = load_weights(
             model,
             folder,
-            want=PARTS,
+            want=want,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
     console.print(
@@ -67,6 +73,15 @@ def load_model(folder: Path, dtype: str, console: Console) -> tuple[Inkling, Loa
     for note in report.notes:
         console.print(f"note: {note}", markup=False)
     return model, report
+
+
+def with_towers(config: ModelConfig, want: frozenset[str]) -> ModelConfig:
+    """The config with those of its towers that are wanted."""
+    return dataclasses.replace(
+        config,
+        vision=config.vision if "vision" in want else None,
+        audio=config.audio if "audio" in want else None,
+    )
 
 
 def refuse_too_big(shape: ModelConfig, dtype: str, where: object) -> None:

@@ -17,7 +17,7 @@ from suzuri.model.locate import locate
 from suzuri.model.random_weights import initialize
 from suzuri.model.tensor_table import Storage, table
 from suzuri.tools.golden import draft_chain
-from suzuri.tools.loading import refuse_too_big
+from suzuri.tools.loading import refuse_too_big, with_towers
 from suzuri.tools.rows import Row
 from suzuri.tools.trace_config import DEFAULT_TOKENS, TraceConfig
 
@@ -32,7 +32,7 @@ def trace_shape(config: TraceConfig, console: Console) -> list[Row]:
     """Self-checks of the shape that `config` names. Raises ValueError when it cannot fit."""
     name = config.model or config.config
     assert name is not None
-    shape = locate(name).config
+    shape = with_towers(locate(name).config, config.want)
     refuse_too_big(shape, config.dtype, name)
     model = Inkling(shape, dtype=getattr(torch, config.dtype))
     with console.status("drawing weights"):

@@ -23,6 +23,10 @@ from suzuri.tools.self_trace import self_checks, trace_shape
 from suzuri.tools.trace_config import TraceConfig
 
 LAYOUT_FOLDERS = {"released": "original", "transformers": "transformers"}
+INPUTS = ("input_ids", "pixel_values", "audio.bins", "hidden_in")
+"""How the names of what is given to the model end."""
+TOWER_ITEMS = ("vision.", "audio.", "mm.")
+"""Golden items that need a tower."""
 NOT_COMPARED = ("mtp.raw.",)
 """`raw` feeds the drafts un-normed embeddings, as one other package does; the model does not."""
 
@@ -39,21 +43,27 @@ def run_trace(config: TraceConfig) -> int:
     folder = Path(config.model)
     if (folder / "media.safetensors").exists():
         refuse_unused_flags(config)
-        if config.layout is not None:
-            raise ValueError("--layout has no effect on a folder without checkpoints")
+        for flag, is_given in (("--layout", config.layout), ("--text-only", config.text_only)):
+            if is_given:
+                raise ValueError(f"{flag} has no effect on a folder without checkpoints")
         return show(console, trace_media(folder), str(folder))
     if not folder.is_dir() or (folder / "config.json").exists():
         if config.layout is not None:
             raise ValueError("--layout chooses within a golden folder; files tell their own layout")
         located = locate(config.model, weights=True)
         assert located.folder is not None
-        model, _ = load_model(located.folder, config.dtype, console)
+        model, _ = load_model(located.folder, config.dtype, console, config.want)
         return show(console, self_checks(model, config, console), config.model, "itself")
     refuse_unused_flags(config)
     expected = read_records(folder / "expected.safetensors")
+    if config.text_only:
+        towers = [name for name in expected if name.startswith(TOWER_ITEMS)]
+        compared = [name for name in towers if not name.endswith(INPUTS)]
+        console.print(f"towers: {len(compared)} items skipped, --text-only")
+        expected = {name: value for name, value in expected.items() if name not in towers}
     layout = config.layout or "released"
     checkpoint = folder / LAYOUT_FOLDERS[layout]
-    model, report = load_model(checkpoint, config.dtype, console)
+    model, report = load_model(checkpoint, config.dtype, console, config.want)
     # That layout has no place for draft depths; in the other one their absence is a fault.
     without_drafts = layout == "transformers" and "mtp" not in report.parts
     refuse_other_model(model, expected, folder / "expected.safetensors", checkpoint)
@@ -78,8 +88,7 @@ def golden_rows(
 ) -> list[Row]:
     """One row per expected item, in the order in which the model computes them."""
     order = {name: i for i, name in enumerate(got)}
-    inputs = ("input_ids", "pixel_values", "audio.bins", "hidden_in")
-    names = [n for n in expected if not n.endswith(inputs) and not n.startswith(NOT_COMPARED)]
+    names = [n for n in expected if not n.endswith(INPUTS) and not n.startswith(NOT_COMPARED)]
     skipped = [n for n in expected if n.startswith(NOT_COMPARED)]
     if skipped:
         console.print(

@@ -5,7 +5,11 @@ from typing import Literal
 
 from tyro.conf import Positional
 
+from suzuri.model.tensor_names import OPTIONAL_PARTS
+
 DEFAULT_TOKENS = 40
+TEXT_PARTS = frozenset({"mtp"})
+"""Optional parts of a model without towers."""
 MAX_TOKENS = 100_000
 MAX_SEED = 2**62
 
@@ -32,6 +36,9 @@ class TraceConfig:
     config: str | None = None
     """With --random-weights: another way to give the model."""
 
+    text_only: bool = False
+    """Leave the towers out, whether or not the files hold them."""
+
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Arithmetic. The tolerances are meant for float32."""
 
@@ -40,6 +47,11 @@ class TraceConfig:
 
     seed: int | None = None
     """Without expected numbers: seed of the prompt, and of random weights (default 0)."""
+
+    @property
+    def want(self) -> frozenset[str]:
+        """The optional parts to load."""
+        return TEXT_PARTS if self.text_only else frozenset(OPTIONAL_PARTS)
 
     def resolve(self) -> "TraceConfig":
         """Checks fields against each other. Raises ValueError naming the flag and the fix."""

@@ -23,6 +23,9 @@ TORCH = {
     *("exp", "log", "rsqrt", "tanh", "erf", "maximum", "minimum", "where"),
     *("arange", "full", "full_like", "ones", "ones_like", "zeros", "zeros_like", "tensor"),
     *("empty", "empty_like", "cat", "stack", "searchsorted", "sort", "unique"),
+    *("split_with_sizes", "from_numpy", "nn.Parameter", "inference_mode"),
+    *("is_grad_enabled", "get_num_threads", "set_num_threads"),
+    "multiprocessing.reductions.StorageWeakRef",
 }
 METHODS = {
     *("abs", "amax", "amin", "max", "min", "clamp", "masked_fill", "any", "all", "nonzero"),
@@ -30,9 +33,10 @@ METHODS = {
     *("expand", "expand_as", "flatten", "unflatten", "reshape", "permute", "transpose"),
     *("squeeze", "unsqueeze", "split", "unbind", "index_select", "repeat_interleave"),
     *("dim", "numel", "size", "item", "tolist", "is_floating_point"),
+    *("data_ptr", "storage_offset", "stride", "untyped_storage", "is_contiguous", "is_inference"),
     *("apply", "save_for_backward", "mark_non_differentiable", "mark_dirty", "__init__"),
     # Of Python's own types:
-    *("append", "extend", "pop", "join", "items", "keys", "get", "bit_length"),
+    *("append", "extend", "pop", "clear", "join", "items", "keys", "get", "bit_length"),
 }
 VALUES = {
     *("shape", "dtype", "device", "T", "values", "indices", "ndim", "requires_grad"),
@@ -46,8 +50,18 @@ ONLY_IN_FUNCTIONS = {"index_select", "repeat_interleave"}
 """Their own backward adds rows, with atomics on a GPU; an autograd Function replaces it."""
 MODULES = {
     *("torch", "suzuri", "collections", "contextlib", "dataclasses", "enum", "functools"),
-    *("itertools", "math", "statistics", "typing", "warnings"),
+    *("itertools", "math", "statistics", "threading", "typing", "warnings", "weakref"),
 }
+NUMPY = {
+    *("ndarray", "int64", "inf", "errstate", "arange", "zeros", "zeros_like", "full_like"),
+    *("where", "minimum", "maximum", "amax", "concatenate", "copyto", "array_equal", "unique"),
+    *("asarray", "ascontiguousarray", "empty_like"),
+}
+"""Allowed beside + - * / and comparisons in the files that work on arrays: what IEEE 754 rounds in
+one way, or does not round. (+ - * / are the operators: a ufunc by name could be told to sum.)"""
+ARRAY_METHODS = {"numpy", "copy", "take", "astype", "clip", "repeat", "searchsorted"}
+ARRAY_FILES = {"suzuri/kernels/arrays.py", "suzuri/kernels/exact.py"}
+"""May import NumPy, as every cpu.py may."""
 BUILTINS_TO_AVOID = {"eval", "exec", "getattr", "globals", "locals", "pow", "vars", "__import__"}
 
 # Matrix products and sums may be written in two files only; everything else calls those.
@@ -151,8 +165,13 @@ class _KernelFile:
         self.methods = METHODS | (CASES_METHODS if is_cases else set())
         if self.is_exact:
             self.methods = self.methods | ONLY_IN_EXACT
+        self.modules = MODULES
+        if path in ARRAY_FILES or PurePosixPath(path).name == "cpu.py":
+            self.modules = MODULES | {"numpy"}
+            self.methods = self.methods | ARRAY_METHODS
         self.torch_names = _torch_names(path, text)
-        self.own_modules = _own_modules(path, text, MODULES)
+        self.own_modules = _own_modules(path, text, self.modules)
+        self.numpy_names = {i.bound for i in imports(path, text) if i.module == "numpy"}
         self.own = _assigned_on_self(text)
         self.in_functions: set[int] = set()
         self.called: dict[int, ast.Call] = {}
@@ -171,7 +190,12 @@ class _KernelFile:
     def uses(self) -> Iterator[Use]:
         for item in imports(self.path, self.text):
             top = item.module.split(".")[0]
-            if top not in MODULES or (top != "torch" and item.name == "torch"):
+            is_part_of_numpy = top == "numpy" and (item.name or item.module != "numpy")
+            if (
+                top not in self.modules
+                or is_part_of_numpy
+                or (top != "torch" and item.name == "torch")
+            ):
                 yield item.line, item.line, item.name or item.module
             elif top == "torch":
                 name = ".".join(filter(None, (item.module, item.name)))[len("torch.") :]
@@ -214,6 +238,8 @@ class _KernelFile:
             return None if path != "sort" or self._is_stable(call) else "sort"
         if isinstance(node.value, ast.Name):
             root = node.value.id
+            if root in self.numpy_names:
+                return None if name in NUMPY else name
             if root in self.own_modules:
                 return name if name == "torch" else None
             if root in ("self", "cls", "ctx") and name in self.own:
@@ -313,7 +339,12 @@ def _own_modules(path: str, text: str, allowed: set[str] | None) -> set[str]:
     found: set[str] = set()
     for item in imports(path, text):
         top = item.module.split(".")[0]
-        inside = item.module == "suzuri.kernels" or item.name in ("reference", "kernel", "cases")
+        inside = item.module == "suzuri.kernels" or item.name in (
+            "reference",
+            "cpu",
+            "kernel",
+            "cases",
+        )
         is_module = item.name is None or (top == "suzuri" and inside)
         if top != "torch" and is_module and (allowed is None or top in allowed):
             found.add(item.bound)

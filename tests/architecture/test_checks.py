@@ -10,6 +10,7 @@ from tests.architecture.without_torch import failed_imports
 
 OP = "suzuri/kernels/op/reference.py"
 EXACT = "suzuri/kernels/exact.py"
+CPU = "suzuri/kernels/op/cpu.py"
 LAZY = "def __getattr__(name):\n    from suzuri.log import x\n    return x"
 CASES = "suzuri/kernels/op/cases.py"
 MODEL = "suzuri/model/a.py"
@@ -317,6 +318,13 @@ BAD: list[tuple[str, Files, str]] = [
     ("inexact_operations", one(EXACT, "y = x.cumsum(0)  # exact:"), "say why"),
     ("inexact_operations", one(EXACT, "y = x.cumsum(0), '# exact: a string'"), "'cumsum'"),
     ("inexact_operations", one("suzuri/kernels/op/cpu.py", "torch.logsumexp(x, 0)"), "'logsumexp'"),
+    ("inexact_operations", one(CPU, "import numpy as np", "np.exp(x)"), "'exp'"),
+    ("inexact_operations", one(CPU, "import numpy as np", "np.add.reduce(x)"), "'add'"),
+    ("inexact_operations", one(CPU, "import numpy as np", "x.sum(-1)"), "'sum'"),
+    ("inexact_operations", one(CPU, "import numpy as np", "x @ y"), "'@'"),
+    ("inexact_operations", one(CPU, "from numpy import exp"), "'exp'"),
+    ("inexact_operations", one(CPU, "import numpy.linalg as la"), "'numpy.linalg'"),
+    ("inexact_operations", one(OP, "import numpy as np", "np.where(x, y, z)"), "'numpy'"),
 ]
 
 GOOD: list[tuple[str, Files]] = [
@@ -367,6 +375,7 @@ GOOD: list[tuple[str, Files]] = [
     ),
     ("inexact_operations", one(EXACT, "y = x @ w  # exact: padded, accumulated in fp64")),
     ("inexact_operations", one("suzuri/kernels/op/kernel.py", "y = torch.sigmoid(x)")),
+    ("inexact_operations", one(CPU, "import numpy as np", "y = np.where(x > 0, x, -np.inf) * 2")),
     ("inexact_operations", one("suzuri/engine/a.py", "y = torch.sigmoid(x)")),
     (
         "inexact_operations",

@@ -372,3 +372,17 @@ def test_a_prompt_whose_last_chunk_is_one_token_leaves_its_point(chunk: int) -> 
     assert subject.scheduler.counters.cached_tokens == 21
     outputs(subject, [("c", prompt, params())])
     assert subject.scheduler.counters.cached_tokens == 41
+
+
+def test_c18_local_state_stops_growing_after_the_window() -> None:
+    subject = engine(max_context=5000, global_pages=1300, local_pages=40, max_running=2)
+    subject.add("a", ids(random.Random(14), 40), params(4000))
+    used: list[int] = []
+    while subject.has_work:
+        subject.step()
+        used.append(subject.scheduler.pools["local"].used)
+    # A window of 7, one token to undo and the newest, at the worst place of pages of 4; beside it
+    # the pages of the point at the end of the prompt.
+    assert max(used[20:]) <= 4 + 3
+    assert max(used[:20]) <= 10 + 3
+    assert len(used) > 4000

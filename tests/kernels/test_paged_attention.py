@@ -1,5 +1,6 @@
 """paged_attention: the bits of relative_attention, whatever the pages, pieces and neighbours."""
 
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from suzuri.kernels.paged_attention import cases, paged_attention
+from suzuri.kernels import dispatch
+from suzuri.kernels.paged_attention import cases, cpu, paged_attention
 from suzuri.kernels.relative_attention import relative_attention
 from tests.kernels.compare import (
     FP32_EPS,
@@ -193,17 +195,20 @@ class LargestAllocation(TorchDispatchMode):
         return out
 
 
-def largest_allocation(new_rows: int, context: int, reach: int, window: int | None) -> int:
-    """Of paged_attention on one sequence with one head of 4 channels."""
+def of_one_sequence(new_rows: int, context: int, reach: int) -> list[Tensor]:
+    """Arguments of one sequence with one head of 4 channels."""
     rows = random_rows(new_rows, heads=1, channels=4)
     pages = torch.zeros(context // 128, 128, 1, 4, dtype=torch.bfloat16)
     table = torch.arange(len(pages))[None]
     first, starts = torch.tensor([context - new_rows]), torch.tensor([0, new_rows])
-    with LargestAllocation() as largest:
-        paged_attention(
-            *(rows.q, rows.r, random_proj(reach, rows), pages, pages, table, first, starts),
-            window=window,
-        )
+    return [rows.q, rows.r, random_proj(reach, rows), pages, pages, table, first, starts]
+
+
+def largest_allocation(new_rows: int, context: int, reach: int, window: int | None) -> int:
+    """Of the reference."""
+    given = of_one_sequence(new_rows, context, reach)
+    with dispatch.force("reference"), LargestAllocation() as largest:
+        paged_attention(*given, window=window)
     return largest.elements
 
 
@@ -225,6 +230,17 @@ def test_the_workspace_of_1024_rows_at_262144_tokens():
 def test_the_workspace_of_a_global_layer_at_262144_tokens():
     """N26 over every key, for one block of rows: a chunk of 1,024 is 16 such, one by one."""
     assert largest_allocation(64, 262_144, reach=256, window=None) <= 64 * (256 + 64)
+
+
+@pytest.mark.parametrize("context", [8192, 65_536])
+def test_the_arrays_of_the_cpu_path_are_bounded(context: int):
+    """N26: what a plan keeps and what a span needs, whatever the context: 9 bytes per score."""
+    given = of_one_sequence(64, context, reach=256)
+    tracemalloc.start()
+    paged_attention(*given, window=None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 * cpu.MOST_KEPT
 
 
 def test_the_workspace_probe_sees_a_whole_matrix():

@@ -11,6 +11,7 @@ from suzuri.model.tensor_table import table
 from tests.model.documents import JSON, document, paths, refused, with_value, without
 
 GOLDEN = Path(__file__).parent.parent / "golden"
+BASE = GOLDEN / "base" / "original"
 CASES = sorted(path.parent for path in GOLDEN.glob("*/original/config.json"))
 
 
@@ -88,6 +89,30 @@ def test_both_names_of_the_weight_dtype(key: str) -> None:
     config = ModelConfig.from_dict(values)
     assert config.text.torch_dtype == "float32"
     assert config.unknown_keys == ()
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    for name in ("config.json", "hf_quant_config.json"):
+        side = {"quantization": {"quant_algo": None}}
+        text = (BASE / name).read_text() if name == "config.json" else json.dumps(side)
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert ModelConfig.from_file(tmp_path) == ModelConfig.from_file(BASE)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["LlamaForCausalLM"], "InklingForCausalLM ", ["Inkling2ForConditionalGeneration"], [3], 7],
+)
+def test_w11_another_architecture_is_refused_by_name(given: Any) -> None:
+    document = json.loads((BASE / "config.json").read_text()) | {"architectures": given}
+    with pytest.raises(ValueError, match=r"architectures = .* is not implemented; supported: Ink"):
+        ModelConfig.from_dict(document)
+
+
+@pytest.mark.parametrize("given", [None, [], ["InklingForCausalLM"], ["Mine", "InklingModel"]])
+def test_architectures_of_the_family(given: Any) -> None:
+    document = json.loads((BASE / "config.json").read_text()) | {"architectures": given}
+    assert ModelConfig.from_dict(document) == ModelConfig.from_file(BASE)
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -176,6 +176,30 @@ def test_w05_one_weight_in_another_dtype_is_refused_all_of_them_are_noted(tmp_pa
     refused(one, Q, "dtype F32; must be BF16", ": 1 problem(s)")
 
 
+def test_w05_a_router_in_bf16_is_widened_and_noted(tmp_path: Path) -> None:
+    """What transformers saves of a model that ran in bf16; its weight must not be wider."""
+    ends = ("e_score_correction_bias", "mlp.gate.global_scale")
+
+    def narrow(tensors: Tensors) -> None:
+        tensors.update({k: v.bfloat16() for k, v in tensors.items() if k.endswith(ends)})
+
+    def rounded(tensors: Tensors) -> None:
+        tensors.update({k: v.bfloat16().float() for k, v in tensors.items() if k.endswith(ends)})
+
+    model, report = load(changed(tmp_path / "narrow", narrow, OTHER))
+    (note,) = [note for note in report.notes if "routers are bf16" in note]
+    assert note.startswith("12 tensors of routers are bf16 instead of fp32, first model.language_")
+    expected, report = load(changed(tmp_path / "rounded", rounded, OTHER))
+    assert_same_bits(model.state_dict(), expected.state_dict())
+    assert not any("routers" in note for note in report.notes)
+    bias = model.state_dict()["decoder.layers.2.mlp.router.bias"]
+    assert bias.dtype == torch.float32 and bias.abs().sum() > 0
+
+    gate = "model.language_model.layers.3.mlp.gate.weight"
+    wide = changed(tmp_path / "wide", lambda t: t.update({gate: t[gate].float()}), OTHER)
+    refused(wide, gate, "dtype F32; must be BF16", ": 1 problem(s)")
+
+
 def test_w07_a_depth_more_than_the_config_has(tmp_path: Path) -> None:
     def change(tensors: Tensors) -> None:
         tensors.update(

@@ -1,6 +1,7 @@
 """NVFP4 checkpoints: equal to the dequantised bf16 model, or refused by name (lines Q and W)."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -216,7 +217,20 @@ def put(name: str, value: Tensor) -> Change:
         (put(f"{W2}.scale2", torch.tensor([1.0] * 7 + [torch.nan])), ["is nan for expert 7"]),
         (put(f"{W2}.scale2", torch.tensor([1.0, 0] * 4)), ["is 0.0 for expert 1"]),
         (put(f"{W2}.scale2", -torch.ones(8)), ["is -1.0 for expert 0"]),
+        (put(f"{W2}.scale2", -torch.ones(8, 1)), ["is -1.0 for expert 0"]),
+        (
+            put(f"{W2}.scale2", torch.tensor([1.0] * 6 + [1.2645e35] * 2)),
+            ["expert 6; must be below 1.2"],
+        ),
+        (put(f"{W2}.scale2", torch.tensor(1.0)), ["shape []; must be [8]"]),
         (put(f"{W2}.original_shape", torch.tensor([8, 64, 16])), ["[8, 64, 16]", "[8, 64, 32]"]),
+        *(
+            (
+                put(f"{W2}.input_amax", torch.tensor([value]).bfloat16()),
+                [f"is {value!r}; the scale"],
+            )
+            for value in (math.nan, math.inf, -1.0, 0.0)
+        ),
         (put(f"{W2}.scale3", torch.ones(8)), [f"{W2}.scale3 is surplus"]),
         (
             put("model.llm.layers.3.mlp.shared_experts.shared_w2_weight.scale2", torch.ones(2)),
@@ -231,13 +245,102 @@ def test_a_faulty_tensor_is_named(tmp_path: Path, change: Change, words: list[st
     )
 
 
-def test_block_scale_that_is_no_number(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("byte", "words"),
+    [
+        (0x7F, "NaN"),
+        (0xFF, "NaN"),
+        (0x81, "a negative scale"),
+        (0xBF, "a negative scale"),
+        (0xFE, "a negative scale"),
+    ],
+)
+def test_block_scale_that_cannot_be(tmp_path: Path, byte: int, words: str) -> None:
     def change(tensors: Tensors) -> None:
-        tensors[f"{W2}.scale"].view(torch.uint8)[5, 3, 1] = 0x7F
+        tensors[f"{W2}.scale"].view(torch.uint8)[5, 3, 1] = byte
 
     folder = quantised(tmp_path, change=change)
-    with pytest.raises(CheckpointError, match=rf"{W2}\.scale holds NaN, in expert 5"):
+    with pytest.raises(CheckpointError, match=rf"{W2}\.scale holds {words}, in expert 5"):
         load_as(folder, torch.bfloat16)
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x01, 0x7E, 0x80])
+def test_block_scale_of_any_other_byte_loads(tmp_path: Path, byte: int) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors[f"{W2}.scale"].view(torch.uint8)[5, 3, 1] = byte
+
+    folder = quantised(tmp_path / "nvfp4", change=change)
+    model, _ = load_as(folder, torch.float32, dequantized=True)
+    by_hand, _ = load_as(dequantised(tmp_path / "bf16", folder), torch.float32)
+    assert_same_bits(model.state_dict(), by_hand.state_dict())
+
+
+def divisors(value: float, expert: int) -> Change:
+    def change(tensors: Tensors) -> None:
+        tensors[f"{W2}.weight_global_scale"][expert] = value
+
+    return change
+
+
+@pytest.mark.parametrize("value", [1e-39, 1e-45, 7.8e-36, 0.0, -1.0, math.inf, math.nan])
+def test_divisor_whose_inverse_is_no_scale(tmp_path: Path, value: float) -> None:
+    """From 7.9e-36 on, 2688 times its inverse is finite in bf16."""
+    folder = quantised(tmp_path, names="compressed-tensors", change=divisors(value, 3))
+    refused(folder, f"{W2}.weight_global_scale is ", " for expert 3; must be ", "1 problem(s)")
+
+
+@pytest.mark.parametrize("value", [7.95e-36, 3e38])
+def test_the_smallest_and_largest_divisors_give_finite_weights(
+    tmp_path: Path, value: float
+) -> None:
+    def change(tensors: Tensors) -> None:
+        divisors(value, 3)(tensors)
+        tensors[f"{W2}.weight_packed"][3] = 0x77
+        tensors[f"{W2}.weight_scale"].view(torch.uint8)[3] = 0x7E
+
+    folder = quantised(tmp_path, names="compressed-tensors", change=change)
+    model, _ = load_as(folder, torch.bfloat16, dequantized=True)
+    expert = model.state_dict()["decoder.layers.7.mlp.down"][3]
+    assert expert.unique().numel() == 1 and bool((expert.isfinite() & (expert > 0)).all())
+
+
+@pytest.mark.parametrize("divisor", [0.0, -3.0, math.nan, math.inf, 1e-38])
+def test_activation_divisor_that_cannot_be(tmp_path: Path, divisor: float) -> None:
+    change = put(f"{W2}.input_global_scale", torch.tensor([divisor]))
+    folder = quantised(tmp_path, names="compressed-tensors", change=change)
+    refused(folder, f"{W2}.input_global_scale is ", "loads as weight-only")
+
+
+def test_activation_scales_of_both_kinds_of_names_are_the_same(tmp_path: Path) -> None:
+    """A divisor is 448 * 6 / amax; read and written."""
+    for names in ("modelopt", "compressed-tensors"):
+        model, _ = load_as(quantised(tmp_path / names, names=names), torch.bfloat16)
+        for layer in LAYERS:
+            held = model.state_dict()[f"decoder.layers.{layer}.mlp.routed_down.input_amax"]
+            assert held.tolist() == [2.5 + layer]
+    export_weights(model, tmp_path / "out")
+    written = read_tensors(tmp_path / "out")[f"{W2}.input_global_scale"]
+    assert written.tolist() == [torch.tensor(2688 / 9.5).item()]
+
+
+def test_global_scales_may_be_a_column(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(".scale2")]:
+            tensors[name] = tensors[name].reshape(-1, 1)
+
+    expected, _ = load_as(quantised(tmp_path / "row"), torch.float32)
+    model, _ = load_as(quantised(tmp_path / "column", change=change), torch.float32)
+    assert_same_bits(model.state_dict(), expected.state_dict())
+
+
+def test_every_fault_of_a_value_is_listed(tmp_path: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        tensors[f"{W13}.scale2"][2] = 0
+        tensors[f"{W2}.input_amax"][0] = math.nan
+        tensors[f"{W2}.original_shape"][0] = 9
+
+    folder = quantised(tmp_path, change=change)
+    refused(folder, f"{W13}.scale2 is", f"{W2}.input_amax is", "holds [9, ", "3 problem(s)")
 
 
 def test_one_value_may_be_0_dim_or_1_dim(tmp_path: Path) -> None:

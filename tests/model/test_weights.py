@@ -16,6 +16,7 @@ from suzuri.model.inkling import Inkling
 from suzuri.model.random_weights import initialize
 from suzuri.model.tensor_table import table
 from suzuri.model.weights import export_weights, load_weights
+from tests.memory import peak_growths
 from tests.model.checkpoints import (
     ALL,
     BASE,
@@ -37,13 +38,14 @@ from tests.model.checkpoints import (
 def refused(folder: Path, *words: str, want: frozenset[str] = ALL) -> str:
     """The message of a refused load; the model must be as it was."""
     model = build(folder)
+    parts = {name for name, _ in model.named_children()}
     with pytest.raises(CheckpointError) as caught:
         load_weights(model, folder, want=want)
     message = str(caught.value)
     for word in words:
         assert word in message, f"{word!r} is not in: {message}"
     assert all(parameter.isnan().all() for parameter in model.parameters())
-    assert model.vision is not None and model.draft is not None
+    assert parts == {name for name, _ in model.named_children() if getattr(model, name) is not None}
     return message
 
 
@@ -254,14 +256,34 @@ def test_w06_both_spellings_load(tmp_path: Path, want: frozenset[str]) -> None:
 
 @pytest.mark.parametrize("change", [bare_towers, lambda tensors: None], ids=["bare", "full"])
 def test_w06_text_config_skips_towers_knowingly(tmp_path: Path, change: Change) -> None:
+    """Where the caller wants no tower; else their tensors are surplus, and named."""
     folder = changed(tmp_path, change)
     document = json.loads((folder / "config.json").read_text())
     document |= {"model_type": "inkling_text", "vision_config": None, "audio_config": None}
     (folder / "config.json").write_text(json.dumps(document))
-    model, report = load(folder)
+    model, report = load(folder, frozenset({"mtp"}))
     assert model.vision is None and model.audio is None and model.draft is not None
     assert report.skipped == ("vision", "audio")
-    assert "the config does not have it" in report.notes[0]
+    assert report.notes[0] == "vision: 6 tensors skipped, not wanted"
+    message = refused(
+        folder,
+        "model.safetensors: model.visual.* is surplus: 6 tensors",
+        "model.safetensors: model.audio.* is surplus: 2 tensors",
+        "(vision_config)",
+        "--text-only",
+    )
+    assert ": 2 problem(s)" in message
+
+
+@pytest.mark.parametrize("part", ["vision", "audio"])
+def test_w06_one_tower_that_the_config_lacks(tmp_path: Path, part: str) -> None:
+    folder = changed(tmp_path, lambda tensors: None)
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(document | {f"{part}_config": None}))
+    message = refused(folder, "is surplus", f"({part}_config)")
+    assert ": 1 problem(s)" in message
+    _, report = load(folder, ALL - {part})
+    assert report.skipped == (part,) and report.parts == ALL - {part} | {"text"}
 
 
 # W07: draft depths that are absent, too few, too many or with holes; absent towers.
@@ -366,26 +388,7 @@ def test_w09_links_spaces_and_unicode(tmp_path: Path) -> None:
 # Memory.
 
 
-def peak_growth(action: Callable[[], object]) -> int:
-    """Bytes that the process's peak resident size rises above its size before `action`."""
-    status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-    def field(name: str) -> int:
-        line = next(x for x in status.read_text().splitlines() if x.startswith(name))
-        return int(line.split()[1]) * 1024
-
-    try:
-        reset.write_text("5")
-    except OSError:
-        pytest.skip("this system does not tell the peak memory of a process")
-    before = field("VmRSS")
-    action()
-    return field("VmHWM") - before
-
-
-def test_memory_stays_near_one_piece_while_loading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_stays_near_one_piece_while_loading(tmp_path: Path) -> None:
     tiny = PRESETS["tiny"]
     rows = 300_000
     text = dataclasses.replace(tiny.text, vocab_size=rows)
@@ -394,11 +397,21 @@ def test_memory_stays_near_one_piece_while_loading(
     initialize(model)
     folder = tmp_path / "model"
     export_weights(model, folder)
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    assert size > 55 << 20
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", 2 << 20)
+    (shard,) = folder.glob("*.safetensors")
+    assert shard.stat().st_size > 55 << 20
+    setup = f"""
+from pathlib import Path
+from suzuri.model import transfer
+from suzuri.model.config import ModelConfig
+from suzuri.model.inkling import PARTS, Inkling
+from suzuri.model.weights import load_weights
+transfer.CHUNK_BYTES = 2 << 20
+folder = {str(folder)!r}
+model = Inkling(ModelConfig.from_file(folder))
+load_weights(model, folder, want=PARTS)
+"""
+    load, whole = "load_weights(model, folder, want=PARTS)", f"Path({str(shard)!r}).read_bytes()"
+    again, control = peak_growths(setup, load, whole)
     limit = 12 << 20
-    load_weights(model, folder, want=ALL)  # what the first call allocates for good
-    assert peak_growth(lambda: load_weights(model, folder, want=ALL)) < limit
-    # The same measure sees a reader that holds a whole shard.
-    assert peak_growth(lambda: next(folder.glob("model-*")).read_bytes()) > limit
+    assert again < limit
+    assert control > 50 << 20  # the same measure sees a reader that holds a whole shard

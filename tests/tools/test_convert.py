@@ -2,23 +2,25 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from suzuri.kernels import nvfp4
-from suzuri.model import transfer
 from suzuri.model.checkpoint_files import scan
 from suzuri.model.config import PRESETS, ModelConfig, MtpConfig
 from suzuri.model.inkling import Inkling
 from suzuri.model.nvfp4_scales import divisor_of
 from suzuri.model.random_weights import initialize
 from suzuri.model.weights import export_weights, quantised
+from tests.memory import peak_growths
 from tests.model import nvfp4_checkpoints as foreign
 from tests.model.checkpoints import BASE, CASES, GOLDEN, Tensors, assert_same_bits, read_tensors
-from tests.model.test_weights import peak_growth
 from tests.tools.conversions import SMALL_SHARDS, convert, file_bytes, partial, refused, run
 
 W13 = "model.llm.layers.3.mlp.experts.w13_weight"
@@ -228,6 +230,66 @@ def test_a_block_scale_that_is_no_number(
         assert f"{W13}.scale holds NaN, in expert 1" in error
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text_config": {"log_scaling_n_floor": 10.5}}, "log_scaling_n_floor = 10.5"),
+        ({"vision_config": None}, "vision_config.decoder_dmodel is null"),
+    ],
+)
+def test_a_config_that_the_layout_cannot_express(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    """Found before a byte is written; nothing stays, and nothing is promised."""
+    source = tmp_path / "source"
+    source.mkdir()
+    tensors = read_tensors(BASE)
+    document = json.loads((BASE / "config.json").read_text())
+    if "vision_config" in changes:
+        tensors = {name: t for name, t in tensors.items() if ".visual." not in name}
+        document |= changes
+    else:
+        document["text_config"] |= changes["text_config"]
+    save_file(tensors, source / "model.safetensors")
+    (source / "config.json").write_text(json.dumps(document))
+    capsys.readouterr()
+    assert run(source, tmp_path / "out", *TRANSFORMERS) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err and "goes on from there" not in shown.out
+    assert [file.name for file in tmp_path.iterdir()] == ["source"]
+    convert(source, tmp_path / "out", *RELEASED)
+
+
+def test_text_only_leaves_the_towers_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """w06: also those that the config does not have, which are refused otherwise."""
+    expected = {
+        name: tensor
+        for name, tensor in read_tensors(BASE).items()
+        if not name.startswith(("model.visual.", "model.audio."))
+    }
+    source = Path(shutil.copytree(BASE, tmp_path / "source"))
+    for _ in range(2):
+        folder = convert(source, tmp_path / "out", "--text-only")
+        assert_same_bits(read_tensors(folder), expected)
+        config = ModelConfig.from_file(folder)
+        assert config.vision is None and config.audio is None and config.mtp_depths == 3
+        assert "vision: 6 tensors skipped, not wanted" in capsys.readouterr().out
+        shutil.rmtree(folder)
+        document = json.loads((source / "config.json").read_text())
+        (source / "config.json").write_text(json.dumps(document | {"vision_config": None}))
+    error = refused(capsys, source, tmp_path / "out")
+    assert "model.visual.* is surplus: 6 tensors" in error and "--text-only" in error
+    words = ("--random-weights", "--text-only", "--no-mtp")
+    drawn = convert("tiny", tmp_path / "drawn", *words)
+    config = ModelConfig.from_file(drawn)
+    assert config.vision is None and config.audio is None and not config.mtp_depths
+
+
 # Random weights.
 
 
@@ -318,21 +380,39 @@ def test_sources_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[st
 # Memory.
 
 
+def growth_of_a_run(tmp_path: Path, source: Path, words: tuple[str, ...]) -> int:
+    """Bytes that a conversion takes, after one of another source; a control sees a whole shard."""
+    setup = f"""
+from pathlib import Path
+from suzuri.config import parse
+from suzuri.model import transfer
+from suzuri.tools.convert import run_convert
+from suzuri.tools.convert_config import ConvertConfig
+transfer.CHUNK_BYTES = 2 << 20
+def run(source, target):
+    words = (source, target, *{words!r})
+    return run_convert(parse(ConvertConfig, prog="convert", args=words).resolve())
+run({str(BASE)!r}, {str(tmp_path / "first")!r})
+"""
+    (shard,) = source.glob("*.safetensors")
+    target = tmp_path / "out"
+    taken, control = peak_growths(
+        setup, f"run({str(source)!r}, {str(target)!r})", f"Path({str(shard)!r}).read_bytes()"
+    )
+    assert target.exists() and control > shard.stat().st_size * 9 // 10
+    return taken
+
+
 @pytest.mark.parametrize("words", [TRANSFORMERS, RELEASED])
-def test_memory_stays_near_one_piece(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
+def test_memory_stays_near_one_piece(tmp_path: Path, words: tuple[str, ...]) -> None:
     tiny = PRESETS["tiny"]
     text = dataclasses.replace(tiny.text, vocab_size=300_000, dense_intermediate_size=40_000)
     config = dataclasses.replace(tiny, text=text, vision=None, audio=None, mtp=MtpConfig())
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     other = TRANSFORMERS if words == RELEASED else RELEASED
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", 2 << 20)
     source = convert(tmp_path / "config.json", tmp_path / "source", "--random-weights", *other)
     assert sum(file.stat().st_size for file in source.glob("*.safetensors")) > 75 << 20
-    convert(source, tmp_path / "first", *words)  # what the first run allocates for good
-    assert peak_growth(lambda: run(source, tmp_path / "out", *words)) < 16 << 20
-    assert (tmp_path / "out").exists()
+    assert growth_of_a_run(tmp_path, source, words) < 16 << 20
 
 
 def test_memory_stays_near_one_expert_when_quantising(tmp_path: Path) -> None:
@@ -342,10 +422,7 @@ def test_memory_stays_near_one_expert_when_quantising(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
     source = convert(tmp_path / "config.json", tmp_path / "source", "--random-weights")
     assert sum(file.stat().st_size for file in source.glob("*.safetensors")) > 45 << 20
-    warm = convert(BASE, tmp_path / "first", *NVFP4)
-    assert warm.exists()
-    assert peak_growth(lambda: run(source, tmp_path / "out", *NVFP4)) < 24 << 20
-    assert (tmp_path / "out").exists()
+    assert growth_of_a_run(tmp_path, source, NVFP4) < 24 << 20
 
 
 def test_progress_reaches_the_end_in_lines(

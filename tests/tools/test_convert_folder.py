@@ -214,6 +214,15 @@ def test_a_folder_of_somebody_else_is_never_dropped(
 # Others at the same time.
 
 
+def test_a_record_that_is_a_pipe_is_never_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partial(tmp_path / "out").mkdir()
+    os.mkfifo(partial(tmp_path / "out") / RECORD)
+    error = refused(capsys, BASE, tmp_path / "out")
+    assert "is in the way and is no unfinished conversion" in error
+
+
 def test_the_second_of_two_processes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

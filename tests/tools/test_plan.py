@@ -1,47 +1,32 @@
 """`suzuri plan`: verdicts, changes that hold what they say, refusals, and what is printed."""
 
+import contextlib
 import dataclasses
+import io
+import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suzuri.config import parse
-from suzuri.model.config import Quantization, preset
-from suzuri.tools.plan.card import find_card
-from suzuri.tools.plan.changes import find_changes
-from suzuri.tools.plan.config import PlanConfig
+from suzuri.model.config import Quantization
+from suzuri.tools.plan.config import CARD_RANGES, PlanConfig
 from suzuri.tools.plan.request import request_of
 from suzuri.tools.plan.run import run_plan
-from suzuri.tools.plan.verdict import fits, make_plan, sizes_of
+from suzuri.tools.plan.verdict import sizes_of
 from tests.model.models import GOLDEN
-
-ROOT = Path(__file__).parents[2]
-L6E64 = ROOT / "benchmarks" / "configs" / "L6E64.json"
-NVFP4 = ("--experts", "nvfp4")
-BY_NUMBERS = ("--memory", "96", "--bandwidth", "1.8", "--tflops", "400")
-Plan = Callable[..., tuple[int, list[str], str]]
+from tests.tools.planning import BY_NUMBERS, CARD, CONFIG, L6E64, NVFP4, ROOT, Plan, planner
 
 
 @pytest.fixture
 def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
     """(exit code, lines of stdout, stderr or the refusal) of a command line."""
-
-    def run(*words: str) -> tuple[int, list[str], str]:
-        try:
-            code = run_plan(parse(PlanConfig, prog="suzuri plan", args=words).resolve())
-        except ValueError as error:
-            return 2, capsys.readouterr().out.splitlines(), str(error)
-        out, err = capsys.readouterr()
-        return code, out.splitlines(), err
-
-    return run
+    return planner(capsys)
 
 
 YES = [
@@ -92,25 +77,133 @@ def test_no_names_changes_that_make_it_a_yes_when_applied(
         assert plan(*words, *change["flags"].split())[0] == 0, change["flags"]
 
 
-def test_a_change_is_the_smallest_step(plan: Plan) -> None:
-    words = ("inkling", *NVFP4, "--gpu", "h100-sxm", "--num-gpus", "8", "--concurrency", "10")
-    _, lines, _ = plan(*words, "--json")
-    flags = [change["flags"] for change in json.loads("\n".join(lines))["changes"]]
-    for name, step in (("--concurrency", 1), ("--context", 1), ("--mtp", 1)):
-        value = next(int(flag.split()[1]) for flag in flags if flag.split()[0] == name)
-        assert plan(*words, name, str(value))[0] == 0
-        assert plan(*words, name, str(value + step))[0] == 1
-    assert "--num-gpus 16 --tp 16" in flags
+def floors_of(plan: Plan, *words: str) -> dict[str, Any]:
+    return json.loads("\n".join(plan(*words, "--json")[1]))["floors"]
 
 
-def test_a_card_by_numbers_is_changed_by_leaving_the_numbers_away(plan: Plan) -> None:
-    words = ("inkling-small", *NVFP4, "--num-gpus", "2")
-    numbers = ("--memory", "48", "--bandwidth", "1", "--tflops", "100")
-    _, lines, _ = plan(*words, *numbers, "--json")
-    changes = json.loads("\n".join(lines))["changes"]
-    card = next(change for change in changes if change["flags"].startswith("--gpu"))
-    assert "without --memory" in card["words"]
-    assert plan(*words, *card["flags"].split())[0] == 0
+def test_throughput_counts_copies_that_have_a_sequence(plan: Plan) -> None:
+    words = ("inkling-small", *NVFP4, "--gpu", "b200", "--tp", "1", "--context", "4096")
+    one = floors_of(plan, *words, "--num-gpus", "1", "--concurrency", "1")
+    three = floors_of(plan, *words, "--num-gpus", "72", "--concurrency", "3")
+    assert one["tokens_per_second"] == pytest.approx(1 / one["decode"]["seconds"])
+    assert three["tokens_per_second"] == pytest.approx(3 * one["tokens_per_second"])
+    shown = " ".join(" ".join(plan(*words, "--num-gpus", "72", "--concurrency", "3")[1]).split())
+    assert f"{3 / one['decode']['seconds']:.0f} tok/s in all" in shown
+
+
+def test_throughput_of_copies_that_do_not_come_out_even(plan: Plan) -> None:
+    words = ("inkling", *NVFP4, "--gpu", "h200", "--tp", "8")
+    steps = {
+        number: floors_of(plan, *words, "--num-gpus", "8", "--concurrency", f"{number}")["decode"]
+        for number in (1, 2, 3)
+    }
+    times = {number: step["seconds"] for number, step in steps.items()}
+    two = floors_of(plan, *words, "--num-gpus", "16", "--concurrency", "3")
+    assert two["tokens_per_second"] == pytest.approx(2 / times[2] + 1 / times[1])
+    assert two["decode"]["seconds"] == times[2]
+    three = floors_of(plan, *words, "--num-gpus", "24", "--concurrency", "8")
+    assert three["tokens_per_second"] == pytest.approx(2 * 3 / times[3] + 2 / times[2])
+
+
+def test_random_weights_change_nothing_but_say_so(plan: Plan) -> None:
+    words = ("inkling", *NVFP4, "--gpu", "h200", "--num-gpus", "8", "--json")
+    _, lines, _ = plan(*words)
+    _, random_lines, _ = plan(*words, "--random-weights")
+    document, drawn = (json.loads("\n".join(one)) for one in (lines, random_lines))
+    added = set(drawn["notes"]) - set(document.pop("notes"))
+    assert len(added) == 1 and "only the shape counts" in added.pop()
+    del drawn["notes"]
+    assert drawn == document
+    command = plan(*words[:-1], "--command", "--random-weights")[1][0]
+    assert command.startswith("suzuri serve inkling --tp 8 --experts nvfp4 --random-weights ")
+
+
+def test_experts_lie_as_asked_or_as_is_better(plan: Plan) -> None:
+    words = ("inkling", *NVFP4, "--gpu", "h200", "--num-gpus", "8")
+
+    def places(*more: str) -> tuple[str, str]:
+        found = floors_of(plan, *words, *more)
+        return found["decode"]["experts"], found["prefill"]["experts"]
+
+    assert places() == ("hidden units", "whole experts")
+    assert places("--ep", "1") == ("hidden units", "hidden units")
+    assert places("--ep", "8") == ("whole experts", "whole experts")
+    assert places("--ep", "2") == ("groups", "groups")
+    shown = " ".join(" ".join(plan(*words)[1]).split())
+    assert "decode: hidden units of each over the GPUs (a); prefill: whole experts per" in shown
+    assert "266 per step, each after the one before: 1.06 ms of waiting" in shown
+    assert "memory is counted for --ep 1" in shown
+
+
+def test_our_own_cap_is_called_one(plan: Plan) -> None:
+    words = ("tiny", "--gpu", "b300", "--context", "1")
+    shown = " ".join(" ".join(plan(*words)[1]).split())
+    assert "most sequences of 1 65536 or more" in shown
+    limits = json.loads("\n".join(plan(*words, "--json")[1]))["limits"]
+    assert (limits["largest_concurrency"], limits["largest_concurrency_or_more"]) == (65536, True)
+    assert "or more" not in " ".join(plan("inkling-small", *NVFP4, "--gpu", "b300")[1])
+
+
+def test_a_number_in_another_spelling_is_refused_in_words(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag, value, complaint in (
+        ("--context", "1e6", "'1e6' is no whole number; write 1000000"),
+        ("--concurrency", "8.0", "'8.0' is no whole number; write 8"),
+        ("--num-gpus", "1.5", "'1.5' is no whole number"),
+        ("--tp", "two", "'two' is no whole number"),
+        ("--ep", "inf", "'inf' is no whole number"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            plan("tiny", "--gpu", "h200", flag, value)
+        assert ended.value.code == 2
+        shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+        assert f"Error parsing {flag}: {complaint}" in shown
+        assert "write" not in shown or "write" in complaint
+
+
+ANY_NUMBER = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from(
+    [0.1, 0.001, 1e6, 5e-324, 1e308, 0.0999, 1000001.0]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ANY_NUMBER, ANY_NUMBER, ANY_NUMBER, ANY_NUMBER, st.sampled_from([1, 2, 4]))
+def test_json_is_json_for_any_card(
+    memory: float, bandwidth: float, tflops: float, link: float, num_gpus: int
+) -> None:
+    _check_json(memory, bandwidth, tflops, link, num_gpus)
+
+
+def test_json_is_json_at_every_corner_of_the_allowed_cards() -> None:
+    for corner in itertools.product(*((least, most) for least, most, _ in CARD_RANGES.values())):
+        _check_json(*corner, num_gpus=2)
+
+
+def _check_json(memory: float, bandwidth: float, tflops: float, link: float, num_gpus: int) -> None:
+    numbers = {"memory": memory, "bandwidth": bandwidth, "tflops": tflops, "link": link}
+    asked = PlanConfig(
+        model="tiny",
+        num_gpus=num_gpus,
+        memory=memory,
+        bandwidth=bandwidth,
+        tflops=tflops,
+        link=link,
+        json=True,
+    )
+    within = all(CARD_RANGES[name][0] <= n <= CARD_RANGES[name][1] for name, n in numbers.items())
+    out = io.StringIO()
+    if not within:
+        with pytest.raises(ValueError, match=r"^--(memory|bandwidth|tflops|link) .*: must be a n"):
+            asked.resolve()
+        return
+    with contextlib.redirect_stdout(out):
+        run_plan(asked.resolve())
+
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is not JSON")
+
+    json.loads(out.getvalue(), parse_constant=refuse)
 
 
 def test_the_sum_adds_up(plan: Plan) -> None:
@@ -177,6 +270,13 @@ def test_a_folder_with_spaces_is_quoted(plan: Plan, tmp_path: Path) -> None:
         (("inkling", "--gpu", "h200", "--concurrency", "0"), "--concurrency 0"),
         (("inkling", "--gpu", "h200", "--mtp", "9"), "has 8 draft depths"),
         (("inkling", "--gpu", "h200", "--memory", "nan"), "--memory nan"),
+        (
+            ("tiny", "--gpu", "h200", "--bandwidth", "1e-300"),
+            "--bandwidth 1e-300: must be a number from 0.001 to 1000000 (TB/s)",
+        ),
+        (("tiny", "--gpu", "h200", "--tflops", "0"), "from 0.001 to 1000000 (TFLOP/s)"),
+        (("tiny", "--gpu", "h200", "--link", "1e9"), "--link 1000000000.0: must be a number"),
+        (("tiny", "--gpu", "cpu", "--num-gpus", "4"), "is one device; leave --num-gpus away"),
         (("inkling", "--gpu", "h200", "--token-budget", "0"), "--token-budget 0"),
         (("inkling", "--gpu", "h200", "--command", "--json"), "--command and --json"),
         (("inklin", "--gpu", "h200"), "no preset 'inklin'"),
@@ -276,38 +376,3 @@ code = run_plan(parse(PlanConfig, prog="suzuri plan", args=sys.argv[1:]).resolve
 loaded = {"torch", "triton", "huggingface_hub", "tml_renderers", "numpy"} & set(sys.modules)
 sys.exit(f"loaded {loaded}" if loaded else code)
 """
-
-CARD = find_card(None, memory=100, bandwidth=2, tflops=500)
-CONFIG = preset("inkling-small")
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    st.floats(20, 1500),
-    st.integers(1, 1_048_576),
-    st.integers(1, 2000),
-    st.sampled_from([1, 2, 4, 8]),
-    st.integers(0, 8),
-    st.booleans(),
-)
-def test_every_no_of_small_has_a_change_that_fits(
-    memory: float, context: int, concurrency: int, tp: int, drafts: int, nvfp4: bool
-) -> None:
-    asked = PlanConfig(
-        model="inkling-small",
-        num_gpus=tp,
-        context=context,
-        concurrency=concurrency,
-        mtp=drafts,
-        experts="nvfp4" if nvfp4 else "bf16",
-    )
-    gpu = find_card(None, memory=memory, bandwidth=2, tflops=500)
-    request = request_of(CONFIG, asked, gpu)
-    if not fits(CONFIG, request):
-        changes = find_changes(CONFIG, request)
-        assert all(fits(CONFIG, change.request) for change in changes)
-        assert changes
-    plan = make_plan("inkling-small", CONFIG, request)
-    assert plan.fits == fits(CONFIG, request)
-    assert (plan.largest_context >= context) == plan.fits
-    assert (plan.largest_concurrency >= concurrency) == plan.fits

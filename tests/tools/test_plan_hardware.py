@@ -1,13 +1,18 @@
 """Cards by name and by numbers, families by exact capability, KV dtypes by family."""
 
+from pathlib import Path
+
 import pytest
 
-from suzuri.tools.plan.card import find_card, match
+from suzuri.model.config import preset
+from suzuri.tools.plan.card import find_card, machine_memory, match
+from suzuri.tools.plan.changes import find_changes
 from suzuri.tools.plan.config import PlanConfig
 from suzuri.tools.plan.families import FALLBACK, FAMILIES, family_of, kv_dtypes
 from suzuri.tools.plan.hardware import CATALOG
-from suzuri.tools.plan.request import check_kv_dtype
+from suzuri.tools.plan.request import check_kv_dtype, request_of
 from suzuri.tools.plan.run import run_plan
+from tests.tools.doctor_machines import machine
 
 GIB = 2**30
 
@@ -23,6 +28,16 @@ GIB = 2**30
         ("rtx-pro-6000", "RTX PRO 6000"),
         ("rtxpro6000", "RTX PRO 6000"),
         ("6000 pro", "RTX PRO 6000"),
+        ("rtx6000pro", "RTX PRO 6000"),
+        ("6000-pro-rtx", "RTX PRO 6000"),
+        ("pro6000", "RTX PRO 6000"),
+        ("6000pro96gb", "RTX PRO 6000"),
+        ("4090rtx", "RTX 4090"),
+        ("sxmh100", "H100 SXM"),
+        ("H100NVL", "H100 NVL"),
+        ("ultra mac", "Mac Ultra"),
+        ("UltraM3", "Mac Ultra"),
+        ("sparkdgx", "DGX Spark"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
         ("h100-sxm", "H100 SXM"),
         ("H100 SXM 80GB", "H100 SXM"),
@@ -70,6 +85,10 @@ def test_every_name_and_alias_means_its_own_card() -> None:
         ("a100", "A100 40 GB or A100 80 GB"),
         ("rtx 6000", "RTX A6000 or RTX PRO 6000"),
         ("rtx", "RTX A6000 or RTX PRO 6000 or RTX 4090 or RTX 5090"),
+        ("rtx6000", "RTX A6000 or RTX PRO 6000"),
+        ("6000rtx", "RTX A6000 or RTX PRO 6000"),
+        ("rtx4090ti", "nearest: RTX 4090"),
+        ("pro6000pro", "nearest: RTX PRO 6000"),
         ("h2000", "nearest: H200"),
         ("rtx 3090", "nearest: RTX "),
         ("v100", "nearest: "),
@@ -127,6 +146,59 @@ def test_a_card_by_numbers() -> None:
     assert find_card("spark", memory=100).system_bytes == 0
     assert find_card("cpu", memory=64).memory_bytes == int(0.995 * 64 * GIB)
     assert find_card("cpu").memory_bytes > GIB
+
+
+@pytest.mark.parametrize(
+    ("files", "gib"),
+    [
+        ({}, 64),
+        (
+            {
+                "proc/self/cgroup": "0::/box/inner\n",
+                "sys/fs/cgroup/box/memory.max": f"{8 * GIB}\n",
+                "sys/fs/cgroup/box/inner/memory.max": "max\n",
+            },
+            8,
+        ),
+        (
+            {
+                "proc/self/cgroup": "5:cpu:/box\n4:memory:/box\n",
+                "sys/fs/cgroup/memory/box/memory.limit_in_bytes": f"{12 * GIB}\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            },
+            12,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/box\n",
+                "sys/fs/cgroup/box/memory.max": f"{99 * GIB}\n",
+            },
+            64,
+        ),
+    ],
+    ids=["no limit", "v2", "v1", "limit above"],
+)
+def test_memory_of_the_cpu_is_what_the_control_group_grants(
+    files: dict[str, str], gib: int, tmp_path: Path
+) -> None:
+    host = machine(tmp_path, proc__meminfo=f"MemTotal: {64 << 20} kB\n", **files)
+    assert machine_memory(host) == gib * GIB
+
+
+def test_a_machine_that_does_not_tell_its_memory_is_asked_for_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--gpu cpu: give --memory"):
+        machine_memory(machine(tmp_path))
+
+
+def test_one_machine_is_one_cpu_and_no_plan_buys_more_of_them() -> None:
+    config = preset("inkling-small")
+    cpu = find_card("cpu", memory=64)
+    with pytest.raises(ValueError, match=r"--num-gpus 4: .*one device; leave --num-gpus away"):
+        request_of(config, PlanConfig(model="", num_gpus=4), cpu)
+    request = request_of(config, PlanConfig(model=""), cpu)
+    changes = find_changes(config, request)
+    assert changes
+    assert all(change.request.gpu.name != "CPU" for change in changes)
 
 
 def test_families_are_chosen_by_exact_capability_q06() -> None:

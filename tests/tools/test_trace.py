@@ -1,6 +1,7 @@
 """The command line: exit codes, the last line, and errors that name the fix."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -50,6 +51,35 @@ def test_a_golden_case_passes(capsys: pytest.CaptureFixture[str]) -> None:
     for item in ("text.greedy_ids", "mm.greedy_ids", "mtp.normed.drafts", "text.logits"):
         assert item in shown
     assert "FAILED" not in shown
+
+
+def test_text_only_leaves_the_towers_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """w06: of a golden folder, of files whose config has no towers, of a shape."""
+    code, lines, _ = run(capsys, "trace", str(GOLDEN / "base"), "--text-only")
+    assert code == 0 and lines[-1].startswith("OK: all 68 items")
+    assert "towers: 5 items skipped, --text-only" in lines
+    assert "note: vision: 6 tensors skipped, not wanted" in lines
+
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDEN / "base" / "original", folder)
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(document | {"audio_config": None}))
+    code, _, err = run(capsys, "trace", str(folder))
+    assert code == 2 and "model.audio.* is surplus: 2 tensors" in err and "--text-only" in err
+    code, lines, _ = run(capsys, "trace", str(folder), "--text-only")
+    assert code == 0 and not any("vision.features" in line for line in lines)
+    code, lines, _ = run(capsys, "trace", "tiny", "--random-weights", "--text-only")
+    assert code == 0 and not any("vision.features" in line for line in lines)
+
+
+def test_records_that_are_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "case"
+    folder.mkdir()
+    os.mkfifo(folder / "expected.safetensors")
+    code, _, err = run(capsys, "trace", str(folder))
+    assert code == 2 and "expected.safetensors is not a plain file" in err
 
 
 def test_media_preprocessing_passes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +138,7 @@ def test_tolerances_are_those_of_the_golden_readme() -> None:
         (["trace", "tiny"], "shape without weights"),
         (["trace", str(GOLDEN / "odd" / "original"), "--layout", "released"], "tell their own"),
         (["trace", str(GOLDEN / "media"), "--layout", "released"], "has no effect"),
+        (["trace", str(GOLDEN / "media"), "--text-only"], "--text-only has no effect"),
         (["trace", "x", "--config", "tiny"], "--config goes with --random-weights"),
         (["trace", *TINY, "--num-tokens", "1"], "--num-tokens 1: must be from 2 to 100000"),
         (["trace", *TINY, "--num-tokens", "5000"], "model_max_length is 4096"),

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from suzuri.kernels import dispatch
-from suzuri.kernels.grouped_gemm import reference
+from suzuri.kernels.grouped_gemm import cpu, reference
 
 
 def grouped_gemm(
@@ -23,6 +23,8 @@ def grouped_gemm(
         )
     if x_MK.dtype != weight_EFK.dtype:
         raise ValueError(f"grouped_gemm: x is {x_MK.dtype}, weight is {weight_EFK.dtype}")
+    if dispatch.use_cpu(x_MK, weight_EFK):
+        return cpu.grouped_gemm(x_MK, weight_EFK, offsets_E1, out_dtype)
     if dispatch.use_reference(x_MK):
         return reference.grouped_gemm(x_MK, weight_EFK, offsets_E1, out_dtype)
     raise dispatch.no_kernel("grouped_gemm", x_MK)

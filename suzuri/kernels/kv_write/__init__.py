@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from suzuri.kernels import dispatch
-from suzuri.kernels.kv_write import reference
+from suzuri.kernels.arrays import has_arrays
+from suzuri.kernels.kv_write import cpu, reference
 
 
 def kv_write(
@@ -18,6 +19,14 @@ def kv_write(
     for rows, pages in ((k_NUC, k_pages_PTUC), (v_NUC, v_pages_PTUC)):
         if rows.dtype != pages.dtype:
             raise ValueError(f"kv_write: rows are {rows.dtype}, pages are {pages.dtype}")
+    pages = (k_pages_PTUC, v_pages_PTUC)
+    if (
+        dispatch.use_cpu(k_NUC, v_NUC)
+        and has_arrays(k_NUC)
+        and all(x.is_contiguous() for x in pages)
+    ):
+        cpu.kv_write(k_NUC, v_NUC, k_pages_PTUC, v_pages_PTUC, slots_N)
+        return
     if dispatch.use_reference(k_NUC):
         reference.kv_write(k_NUC, v_NUC, k_pages_PTUC, v_pages_PTUC, slots_N)
         return

@@ -4,10 +4,15 @@ import torch
 from torch import Tensor
 
 from suzuri.kernels import exact
+from suzuri.kernels.kept import kept
 
 
 def log_scaling(x_NHC: Tensor, positions_N: Tensor, n_floor: float, alpha: float) -> Tensor:
     wide_NHC = exact.widen(x_NHC)
-    ratio_N = (positions_N + 1).to(wide_NHC.dtype) / n_floor
-    tau_N = 1 + alpha * torch.log(ratio_N.clamp(min=1))
+    tau_N = kept(_tau, positions_N, params=(n_floor, alpha, wide_NHC.dtype))
     return (wide_NHC * tau_N[:, None, None]).to(x_NHC.dtype)
+
+
+def _tau(positions_N: Tensor, n_floor: float, alpha: float, dtype: torch.dtype) -> Tensor:
+    ratio_N = (positions_N + 1).to(dtype) / n_floor
+    return 1 + alpha * torch.log(ratio_N.clamp(min=1))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from suzuri.kernels import dispatch
-from suzuri.kernels.moe_combine import reference
+from suzuri.kernels.moe_combine import cpu, reference
 from suzuri.kernels.moe_permute import Permutation
 
 
@@ -19,6 +19,8 @@ def moe_combine(
     """
     if y_MD.shape[0] != weights_NJ.numel():
         raise ValueError(f"moe_combine: {y_MD.shape[0]} rows for {list(weights_NJ.shape)} slots")
+    if dispatch.use_cpu(y_MD, weights_NJ):
+        return cpu.moe_combine(y_MD, permutation.inverse_M, weights_NJ, out_dtype)
     if dispatch.use_reference(y_MD):
         return reference.moe_combine(
             y_MD, permutation.order_M, permutation.inverse_M, weights_NJ, out_dtype

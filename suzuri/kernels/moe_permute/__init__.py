@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from suzuri.kernels import dispatch
-from suzuri.kernels.moe_permute import reference
+from suzuri.kernels.moe_permute import cpu, reference
 
 
 class Permutation(NamedTuple):
@@ -30,8 +30,8 @@ def moe_permute(
     slot order.
     """
     if dispatch.use_reference(x_ND):
-        rows_MD, order_M, inverse_M, offsets_E1 = reference.moe_permute(
-            x_ND, experts_NJ, num_experts
-        )
-        return rows_MD, Permutation(order_M, inverse_M, offsets_E1)
+        given = (x_ND, experts_NJ, num_experts)
+        on_arrays = dispatch.use_cpu(x_ND)
+        rows_MD, *rest = cpu.moe_permute(*given) if on_arrays else reference.moe_permute(*given)
+        return rows_MD, Permutation(*rest)
     raise dispatch.no_kernel("moe_permute", x_ND)

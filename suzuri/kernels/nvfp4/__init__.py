@@ -29,11 +29,12 @@ def quantize(weight_ENK: Tensor) -> Nvfp4:
     """The nearest NVFP4 matrices, each expert's by itself and each block of 16 columns by itself.
 
     weight_ENK [E, N, K] bf16 or fp32, finite, below 2^100, K a multiple of 16. The global scale is
-    the smallest power of two that reaches the largest value; so every NVFP4 value is exact in
-    bf16. A block scale is the e4m3 number of least squared error around amax / 6, the smallest such
-    number. Rounding is to nearest, ties to even; zeros are positive. Quantising the dequantised
-    result gives the same bytes again. The same bytes on every device. No gradients. Raises
-    ValueError for K, and for a value that is not finite or too large.
+    the smallest power of two, from 2^-100, that reaches the largest value (1 where all values are
+    too small to keep); so every NVFP4 value is exact in bf16. A block scale is the e4m3 number of
+    least squared error around amax / 6, the smallest such number. Rounding is to nearest, ties to
+    even; zeros are positive. Quantising the dequantised result gives the same bytes again. The same
+    bytes on every device. No gradients. Raises ValueError for K, and for a value that is not finite
+    or too large.
     """
     if weight_ENK.dim() != 3 or weight_ENK.shape[-1] % BLOCK:
         shape = list(weight_ENK.shape)

@@ -20,7 +20,9 @@ SCALES = [
 """The positive e4m3 numbers, ascending: 2^-9 .. 448."""
 OFFSETS = tuple(range(-3, 7))
 """Block scales to try, in steps from the first that reaches amax / 6: from a little clipping to a
-largest code of 4. A wider range found no smaller error (benchmarks/kernels/nvfp4_error.py)."""
+largest code of 4. A wider range found no smaller error (benchmarks/kernels/nvfp4_error.py). And
+whichever scale is chosen, every smaller one with the same values was tried too, so that the same
+scale is chosen again for what was dequantised (tests/kernels/test_nvfp4_search.py)."""
 CHUNK_BLOCKS, ACCELERATOR_BLOCKS = 1 << 15, 1 << 20
 """Blocks at a time: what stays in a CPU's cache, and what keeps a GPU busy between launches."""
 # x + m - m rounds x to a multiple of m / (1.5 * 2^23), ties to even, for 0 <= x < m / 3.
@@ -52,6 +54,8 @@ def _quantize_matrix(weight_NK: Tensor, codes: Tensor, scales: Tensor) -> int:
     source = weight_NK
     while True:
         amax = _quantize_rows(source, codes, scales, exponent)
+        if not amax:
+            return 0  # that of zeros: the values were too small to keep
         settled = _exponent(amax)
         if settled >= exponent:
             return exponent
@@ -83,8 +87,6 @@ def _quantize_rows(weight_NK: Tensor, codes: Tensor, scales: Tensor, exponent: i
         x = weight_NK[rows].to(torch.float32) * math.ldexp(1.0, -exponent)  # a power of two: exact
         x = x.reshape(-1, BLOCK)
         scale, magnitude = _best(x.abs())
-        # Several scales may give these values; the same one must come out when they come in.
-        scale, magnitude = _best(magnitude * scale)
         code = _code(magnitude) + torch.where((x < 0) & (magnitude > 0), 8, 0)
         code = code.to(torch.uint8).reshape(codes[rows].shape[0], -1, 2)
         codes[rows] = code[..., 0] + code[..., 1] * 16

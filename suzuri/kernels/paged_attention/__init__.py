@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from suzuri.kernels import dispatch
-from suzuri.kernels.paged_attention import reference
+from suzuri.kernels.paged_attention import cpu, reference
 
 
 def paged_attention(
@@ -32,6 +32,19 @@ def paged_attention(
         raise ValueError(f"paged_attention: {heads} query heads over {kv_heads} KV heads")
     if any(x.dtype != q_NHC.dtype for x in (r_NHB, proj_BE, k_pages_PTUC, v_pages_PTUC)):
         raise ValueError("paged_attention: all of q, k, v, r and proj must have one dtype")
+    pages = (k_pages_PTUC, v_pages_PTUC)
+    if dispatch.use_cpu(q_NHC, r_NHB, proj_BE) and cpu.covers(q_NHC, proj_BE, *pages):
+        return cpu.paged_attention(
+            q_NHC,
+            r_NHB,
+            proj_BE,
+            k_pages_PTUC,
+            v_pages_PTUC,
+            page_table_SM,
+            first_positions_S,
+            seq_starts_S1,
+            window,
+        )
     if dispatch.use_reference(q_NHC):
         return reference.paged_attention(
             q_NHC,

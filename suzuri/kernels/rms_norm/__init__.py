@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from suzuri.kernels import dispatch
-from suzuri.kernels.rms_norm import reference
+from suzuri.kernels import dispatch, exact
+from suzuri.kernels.rms_norm import cpu, reference
 
 
 def rms_norm(
@@ -18,6 +18,8 @@ def rms_norm(
     """
     if x_ND.shape[-1] != weight_D.shape[0]:
         raise ValueError(f"rms_norm: x {list(x_ND.shape)} against weight {list(weight_D.shape)}")
+    if dispatch.use_cpu(x_ND, weight_D) and 0 < x_ND.shape[-1] <= exact.FOLD:
+        return cpu.rms_norm(x_ND, weight_D, eps, out_dtype or x_ND.dtype)
     if dispatch.use_reference(x_ND):
         return reference.rms_norm(x_ND, weight_D, eps, out_dtype or x_ND.dtype)
     raise dispatch.no_kernel("rms_norm", x_ND)

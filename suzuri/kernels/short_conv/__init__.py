@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from suzuri.kernels import dispatch
-from suzuri.kernels.short_conv import reference
+from suzuri.kernels.short_conv import cpu, reference
 
 
 def short_conv(
@@ -36,6 +36,16 @@ def short_conv(
         raise ValueError(f"short_conv: a state ring of {state_LRC.shape[1]} rows for {taps} taps")
     if (state_LRC is None) != (slots_S is None):
         raise ValueError("short_conv: state_LRC and slots_S go together")
+    if (
+        state_LRC is not None
+        and slots_S is not None
+        and taps > 1
+        and state_LRC.is_contiguous()
+        and dispatch.use_cpu(x_NC, weight_CK)
+    ):
+        return cpu.short_conv(
+            x_NC, weight_CK, positions_N, seq_ids_N, seq_starts_S1, state_LRC, slots_S
+        )
     if dispatch.use_reference(x_NC):
         return reference.short_conv(
             x_NC, weight_CK, positions_N, seq_ids_N, seq_starts_S1, state_LRC, slots_S

@@ -9,8 +9,8 @@ from tyro.conf import Positional
 class InspectConfig:
     """Show what a checkpoint holds, by part, and whether it is complete.
 
-    Reads headers only. Exit code 0 when it would load, 1 when something is missing or wrong (every
-    fault is listed), 2 when there is no model.
+    Reads headers, and the few numbers that go with NVFP4 tensors. Exit code 0 when it would load, 1
+    when something is missing or wrong (every fault is listed), 2 when there is no model.
     """
 
     model: Positional[str]
@@ -19,6 +19,9 @@ class InspectConfig:
     tensors: tuple[str, ...] | None = None
     """List single tensors too: all, or those whose name has one of these words or fits one of these
     patterns ('*.layers.3.*')."""
+
+    random_weights: bool = False
+    """Show the shape alone, as a model with random weights would have it; files do not matter."""
 
     json: bool = False
     """Print JSON instead of tables."""

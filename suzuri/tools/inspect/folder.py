@@ -22,6 +22,7 @@ from suzuri.model.checkpoint_files import (
     scan,
 )
 from suzuri.model.config import ModelConfig
+from suzuri.model.nvfp4_values import value_faults
 from suzuri.model.reconcile import reconcile
 from suzuri.model.tensor_names import OPTIONAL_PARTS, Layout, canonical, marks
 
@@ -162,6 +163,8 @@ def _read_config(directory: Path, faults: list[str]) -> ModelConfig | None:
 def _listed_files(index: Path) -> set[str] | None:
     """The files that the index names; None where it cannot be read (scan says why)."""
     try:
+        if not index.is_file():  # reading a pipe would wait for ever
+            return None
         document: Any = json.loads(index.read_bytes())
         mapping = cast(dict[str, object], document["weight_map"])
         return {file for file in mapping.values() if isinstance(file, str)} or None
@@ -219,10 +222,12 @@ def _check_tensors(
         return list(checkpoint.notes)
     try:
         plan = reconcile(config, checkpoint, frozenset(OPTIONAL_PARTS))
+        values = value_faults(checkpoint.directory, plan.reads)
     except CheckpointError as error:
         lines = [line.strip() for line in str(error).splitlines()]
         faults += lines[1:] or lines
         return list(checkpoint.notes)
+    faults += values
     return list(plan.notes)
 
 

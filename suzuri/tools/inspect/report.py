@@ -16,9 +16,11 @@ from rich.table import Table
 from suzuri import __version__
 from suzuri.model.checkpoint_files import TensorEntry
 from suzuri.model.config import ModelConfig
+from suzuri.model.tensor_table import Storage
 from suzuri.tools.doctor.report import WIDTH, printable
 from suzuri.tools.inspect.folder import StoredFile
 from suzuri.tools.inspect.parts import Experts, Group, experts, groups, ranges
+from suzuri.tools.plan.suggest import suggestion
 
 MAX_FILES = 100
 UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
@@ -69,12 +71,8 @@ def size(count: int) -> str:
     return f"{count} bytes"
 
 
-def chosen(
-    tensors: Mapping[str, TensorEntry], patterns: Sequence[str] | None
-) -> dict[str, TensorEntry]:
-    """The tensors that a user wants listed: none for None, all for no pattern."""
-    if patterns is None:
-        return {}
+def chosen(tensors: Mapping[str, TensorEntry], patterns: Sequence[str]) -> dict[str, TensorEntry]:
+    """The tensors that a user wants listed: all for no pattern."""
     return {
         name: entry
         for name, entry in tensors.items()
@@ -89,8 +87,8 @@ def _fits(name: str, pattern: str) -> bool:
     return pattern in name
 
 
-def show_tables(found: Findings, wanted: Mapping[str, TensorEntry]) -> None:
-    """Print everything; the last line is the verdict."""
+def show_tables(found: Findings, wanted: Mapping[str, TensorEntry] | None) -> None:
+    """Print everything, single tensors where they are wanted; the last line is the verdict."""
     console = Console()
     if not console.is_terminal:
         console.width = WIDTH
@@ -103,17 +101,26 @@ def show_tables(found: Findings, wanted: Mapping[str, TensorEntry]) -> None:
     console.print(_group_table(groups(found.tensors)))
     if found.files:
         console.print(_file_table(found.files))
-    for name, entry in wanted.items():
+    for name, entry in (wanted or {}).items():
         shape = "x".join(map(str, entry.shape)) or "scalar"
         print(printable(f"{entry.dtype:<8} {shape:<18} {size(entry.nbytes):>12}  {name}"))
+    if wanted is not None and not wanted:
+        print("nothing matched --tensors: no name has these words or fits these patterns")
     for note in found.notes:
         print(printable(f"note: {note}"))
     for fault in found.faults:
         print(printable(f"fault: {fault}"))
     if found.config is not None:
         where = shlex.quote(str(found.folder or found.name))
-        print(printable(f"what it runs on: suzuri plan {where} --gpu h200 --num-gpus 8"))
+        flags = suggestion(found.config, stored_as(found))
+        print(printable(f"what it runs on: suzuri plan {where} {flags}"))
     print(printable(found.verdict))
+
+
+def stored_as(found: Findings) -> Storage:
+    """How the tensors keep the model, which may be otherwise than the config says."""
+    layers = {layer for held in experts(found.tensors).nvfp4.values() for layer in held}
+    return Storage(nvfp4_layers=tuple(sorted(layers)))
 
 
 def format_facts(found: Findings) -> dict[str, str]:
@@ -228,8 +235,8 @@ def _file_table(files: Sequence[StoredFile]) -> Table:
     return table
 
 
-def as_document(found: Findings, wanted: Mapping[str, TensorEntry]) -> dict[str, Any]:
-    """Everything as plain JSON values."""
+def as_document(found: Findings, wanted: Mapping[str, TensorEntry] | None) -> dict[str, Any]:
+    """Everything as plain JSON values; "tensors" is there only where single ones are wanted."""
     summary = groups(found.tensors)
     stored = experts(found.tensors)
     document: dict[str, Any] = {
@@ -248,7 +255,7 @@ def as_document(found: Findings, wanted: Mapping[str, TensorEntry]) -> dict[str,
         "parts": [dataclasses.asdict(group) for group in summary],
         "files": [dataclasses.asdict(file) for file in found.files],
     }
-    if wanted:
+    if wanted is not None:
         document["tensors"] = [
             {
                 "name": name,
@@ -262,6 +269,6 @@ def as_document(found: Findings, wanted: Mapping[str, TensorEntry]) -> dict[str,
     return document
 
 
-def show_json(found: Findings, wanted: Mapping[str, TensorEntry]) -> None:
+def show_json(found: Findings, wanted: Mapping[str, TensorEntry] | None) -> None:
     """Print one JSON object, in plain ASCII."""
     print(json.dumps(as_document(found, wanted), indent=1))

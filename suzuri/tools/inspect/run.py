@@ -21,22 +21,25 @@ def run_inspect(config: InspectConfig) -> int:
 
     Raises ValueError naming the path and the fix when there is no model.
     """
-    found = find(config.model)
-    wanted = chosen(found.tensors, config.tensors)
+    found = find(config.model, shape_only=config.random_weights)
+    wanted = None if config.tensors is None else chosen(found.tensors, config.tensors)
     (show_json if config.json else show_tables)(found, wanted)
     return 1 if found.faults else 0
 
 
-def find(model: str) -> Findings:
-    """Everything about the model meant by `model`. Raises ValueError when there is none."""
+def find(model: str, *, shape_only: bool = False) -> Findings:
+    """Everything about the model meant by `model`; with `shape_only` whatever its files hold.
+
+    Raises ValueError when there is none.
+    """
     path = _path(model)
-    if path is not None and path.is_dir():
+    if path is not None and path.is_dir() and not shape_only:
         return in_folder(path, path.resolve().name or str(path))
     # locate reads a folder's config first; above, a folder is shown though its config is refused.
     from suzuri.model.locate import locate
 
     located = locate(model)
-    if located.folder is None:
+    if located.folder is None or shape_only:
         return of_shape(located.config, located.name)
     found = in_folder(located.folder, located.name)
     if located.kind == "hub" and not found.tensors:

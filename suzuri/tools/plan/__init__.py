@@ -2,6 +2,7 @@
 
 Reading order: config.py (what can be asked), hardware.py and families.py (the cards), card.py (the
 card that is meant), request.py and verdict.py (the sum and yes or no, from model/sizes.py),
-floors.py (the least time of a step), changes.py (what would turn no into yes), report.py, run.py.
-Public: PlanConfig, run_plan.
+exchanges.py and floors.py (the least time of a step), changes.py (what would turn no into yes),
+report.py, run.py; suggest.py (a setup that fits, for hints elsewhere).
+Public: PlanConfig, run_plan, suggestion.
 """

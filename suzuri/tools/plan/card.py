@@ -2,9 +2,10 @@
 
 import dataclasses
 import difflib
-import os
 import re
 
+from suzuri.tools.doctor.host import Host, this_machine
+from suzuri.tools.doctor.resources import memory_bytes
 from suzuri.tools.plan.hardware import CATALOG, GB, GIB, PCIE4, TB, TFLOPS, Gpu
 
 _FILLING = frozenset(
@@ -52,7 +53,7 @@ def find_card(
         # Memory that was named is memory to use: what a system takes of it is the asker's account.
         gpu = replace(gpu, memory_bytes=int(memory * REPORTED), system_bytes=0, needs_memory=False)
     elif gpu.needs_memory:
-        gpu = replace(gpu, memory_bytes=_this_machine(), needs_memory=False)
+        gpu = replace(gpu, memory_bytes=machine_memory(this_machine()), needs_memory=False)
     if bandwidth is not None:
         gpu = replace(gpu, bandwidth=bandwidth * TB, measured_bandwidth=None)
     if tflops is not None:
@@ -65,8 +66,9 @@ def find_card(
 def match(name: str) -> Gpu:
     """The card of the catalog that a name means, whatever its case, spaces and hyphens.
 
-    An exact name or alias wins, then the only card whose name begins with it or holds its words.
-    Raises ValueError listing the nearest cards when there are several or none.
+    An exact name or alias wins, then the only card whose name begins with it or holds its words,
+    then the only one that it spells in another order. Raises ValueError listing the nearest cards
+    when there are several or none.
     """
     words = _words(name)
     asked = "".join(words)
@@ -76,6 +78,8 @@ def match(name: str) -> Gpu:
         if asked in map(_squashed, (gpu.name, *gpu.aliases)):
             return gpu
     found = [gpu for gpu in CATALOG if any(_holds(key, words) for key in (gpu.name, *gpu.aliases))]
+    if not found:
+        found = [gpu for gpu in CATALOG if any(_spells(k, asked) for k in (gpu.name, *gpu.aliases))]
     if len(found) == 1:
         return found[0]
     if found:
@@ -107,13 +111,26 @@ def _holds(key: str, words: list[str]) -> bool:
     )
 
 
+def _spells(key: str, asked: str) -> bool:
+    """Whether `asked` is made of runs of letters and digits of a name, each used once at most."""
+    return _is_made_of(re.findall(r"[a-z]+|[0-9]+", " ".join(_words(key))), asked)
+
+
+def _is_made_of(runs: list[str], asked: str) -> bool:
+    return not asked or any(
+        asked.startswith(run) and _is_made_of([*runs[:i], *runs[i + 1 :]], asked[len(run) :])
+        for i, run in enumerate(runs)
+    )
+
+
 def _names(gpus: tuple[Gpu, ...]) -> str:
     return ", ".join(gpu.name for gpu in gpus)
 
 
-def _this_machine() -> int:
-    """Physical memory of this machine in bytes. Raises ValueError where it cannot be asked."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError) as error:
-        raise ValueError("--gpu cpu: give --memory (GB); this system does not tell") from error
+def machine_memory(host: Host) -> int:
+    """Bytes of RAM that a process of this machine may use: what there is, or less if its control
+    group grants less. Raises ValueError where it cannot be asked."""
+    total, _ = memory_bytes(host)
+    if not total:
+        raise ValueError("--gpu cpu: give --memory (GB); this system does not tell")
+    return total

@@ -1,15 +1,15 @@
 """On a no: what would turn it into a yes. Every change named here was planned again and fits.
 
-Nearest first: settings that keep at least half of what was asked, then the format of state and
-experts, then hardware, then settings that give up more. If no single change is enough, several
-together.
+Nearest first: the same GPUs cut in another way, which gives nothing up, settings that keep at least
+half of what was asked, the format of state and experts, hardware, settings that give up more. If no
+single change is enough, several together.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator
 
 from suzuri.model.config import ModelConfig
-from suzuri.model.sizes_shard import possible_tp
+from suzuri.model.sizes_shard import Sharding, is_possible, possible_tp
 from suzuri.tools.plan.families import family_of, kv_dtypes
 from suzuri.tools.plan.hardware import CATALOG, Gpu
 from suzuri.tools.plan.request import Request, nvfp4_layers
@@ -29,6 +29,7 @@ FIELDS = {
     "gpu": "--gpu",
     "num_gpus": "--num-gpus",
     "tp": "--tp",
+    "ep": "--ep",
 }
 
 
@@ -47,8 +48,31 @@ def find_changes(config: ModelConfig, request: Request) -> list[Change]:
     settings = list(_settings(config, request))
     near = [r for r in settings if _keeps_half(request, r)]
     far = [r for r in settings if not _keeps_half(request, r)]
-    single = [*near, *_formats(config, request), *_hardware(config, request), *far]
+    same_gpus = list(_recut(config, request))
+    # Nobody has to buy what only another cut of the same GPUs is needed for.
+    hardware = [] if same_gpus else list(_hardware(config, request))
+    single = [*same_gpus, *near, *_formats(config, request), *hardware, *far]
     return [_change(request, changed) for changed in single or _together(config, request)]
+
+
+def _recut(config: ModelConfig, request: Request) -> Iterator[Request]:
+    """The GPUs already asked for, in copies of another size: larger ones first, which lessen the
+    weights on each GPU, then smaller ones, which lessen the sequences of each; without GPUs left
+    over first. And with the routed experts over fewer groups."""
+    sizes = possible_tp(config)
+    order = [tp for tp in sizes if tp > request.tp] + [tp for tp in sizes[::-1] if tp < request.tp]
+    order.sort(key=lambda tp: request.num_gpus % tp > 0)
+    for tp in order:
+        used = request.num_gpus // tp * tp
+        changed = dataclasses.replace(request, tp=tp, num_gpus=used)
+        if used and _possible(config, changed) and fits(config, changed):
+            yield changed
+            break
+    for ep in range(request.ep - 1, 0, -1):
+        changed = dataclasses.replace(request, ep=ep)
+        if _possible(config, changed) and fits(config, changed):
+            yield changed
+            break
 
 
 def _settings(config: ModelConfig, request: Request) -> Iterator[Request]:
@@ -116,21 +140,26 @@ def _hardware(config: ModelConfig, request: Request) -> Iterator[Request]:
 
 
 def _with_more_gpus(config: ModelConfig, request: Request) -> Request | None:
-    """The fewest GPUs of the same card: more of them for each copy, or more copies."""
-    layers = nvfp4_layers(config) if request.nvfp4 else ()
-    wider = [
-        dataclasses.replace(request, tp=tp, num_gpus=request.copies * tp)
-        for tp in possible_tp(config, layers)
-        if tp > request.tp
-    ]
-    candidates = [changed for changed in wider if _possible(config, changed)]
-    # More copies, fewer sequences on each: helps only where one sequence fits.
-    if per_copy := sizes_of(config, request).largest_concurrency(request.context):
-        num_gpus = -(-request.concurrency // per_copy) * request.tp
-        candidates.append(dataclasses.replace(request, num_gpus=num_gpus))
-    candidates.sort(key=lambda changed: changed.num_gpus)
-    fitting = (r for r in candidates if r.num_gpus <= MAX_GPUS and fits(config, r))
-    return next(fitting, None)
+    """The fewest GPUs of the same card above those asked for: copies as they are or of another
+    size, and as many of them as hold all sequences."""
+    if request.family.platform == "cpu":
+        return None
+    candidates: list[Request] = []
+    for tp in possible_tp(config):
+        one = dataclasses.replace(request, tp=tp, num_gpus=tp)
+        if not _possible(config, one):
+            continue
+        if not (per_copy := sizes_of(config, one).largest_concurrency(request.context)):
+            continue
+        copies = max(-(-request.concurrency // per_copy), request.num_gpus // tp + 1)
+        candidates.append(dataclasses.replace(one, num_gpus=copies * tp))
+    candidates = [changed for changed in candidates if changed.num_gpus <= MAX_GPUS]
+    # Of as many GPUs the size of a copy that is nearest to the asked one.
+    return min(
+        candidates,
+        key=lambda r: (r.num_gpus, r.tp != request.tp, abs(r.tp - request.tp)),
+        default=None,
+    )
 
 
 def _with_bigger_card(config: ModelConfig, request: Request) -> Request | None:
@@ -191,11 +220,7 @@ def _bigger(request: Request) -> list[Gpu]:
 
 def _possible(config: ModelConfig, request: Request) -> bool:
     """Whether the model can be cut so; a change must not run into a refusal."""
-    try:
-        sizes_of(config, request)
-    except ValueError:
-        return False
-    return True
+    return is_possible(config, Sharding(tp=request.tp, ep=request.ep))
 
 
 def _change(before: Request, after: Request) -> Change:
@@ -215,7 +240,8 @@ def _change(before: Request, after: Request) -> Change:
         if field == "gpu" and before.gpu not in CATALOG:
             words[-1] += " (and without --memory, --bandwidth, --tflops and --link)"
     if after.copies != before.copies:
-        words[-1] += f" ({after.copies} copies of the model)"
+        copies = "copy" if after.copies == 1 else "copies"
+        words[-1] += f" ({after.copies} {copies} of the model)"
     return Change(words=", ".join(words), flags=" ".join(flags), request=after)
 
 

@@ -1,20 +1,21 @@
-"""The least time that a step can take: bytes over bandwidth, FLOPs over rate or bytes over links,
-whichever is most, and the waiting for each exchange between GPUs.
+"""The least time that a step can take: bytes over bandwidth, FLOPs over rate, bytes over links or
+the waiting for exchanges between GPUs, whichever is most.
 
 No kernel is below these; how near one comes is for measurements. docs/plan.md derives them. Byte
-sums of weights come from the tensor table through suzuri/model/sizes.py.
+sums of weights come from the tensor table through suzuri/model/sizes.py, traffic from exchanges.py.
 """
 
 import dataclasses
+from collections.abc import Iterable
 
 from suzuri.model.config import AttentionConfig, ModelConfig
 from suzuri.model.sizes import Layout, loaded_entries, weights_by_part
-from suzuri.model.sizes_shard import Part, part_of_entry, shard_bytes
+from suzuri.model.sizes_shard import Part, Sharding, is_possible, part_of_entry, shard_bytes
 from suzuri.model.sizes_state import ACTIVATION_BYTES, StateSizes, state_sizes
 from suzuri.model.tensor_table import BYTES_PER_VALUE
-from suzuri.tools.plan.hardware import NETWORK, Gpu, Link
+from suzuri.tools.plan.exchanges import Exchanges, Experts, Traffic, experts_of
+from suzuri.tools.plan.hardware import Gpu
 
-FP32 = 4
 EVERY_TOKEN: tuple[Part, ...] = (
     "attention",
     "dense MLP",
@@ -32,14 +33,24 @@ class Floor:
     flops: float
     memory_s: float
     compute_s: float
+    link_bytes: float
+    """Received by this rank, over links and network."""
     links_s: float
-    collectives: int
+    exchanges: int
+    """Each needs the result of the one before."""
     latency_s: float
-    """Of the collectives. Each waits for the one before, so it adds up; moving their bytes can
-    happen while others are computed."""
+    """The waiting for all of them."""
+    experts: Experts = ""
+    """How the routed experts lie, on several ranks."""
 
     @property
     def seconds(self) -> float:
+        """All four overlapped as if nothing depended on anything: surely a lower bound."""
+        return max(self.memory_s, self.compute_s, self.links_s, self.latency_s)
+
+    @property
+    def waiting_in_turn_s(self) -> float:
+        """If nothing is read, computed or moved while the ranks wait for each other."""
         return max(self.memory_s, self.compute_s, self.links_s) + self.latency_s
 
     @property
@@ -62,6 +73,7 @@ class DraftFloor:
     drafts: int
     break_even: float
     """Tokens per step from which it beats plain decoding."""
+    exchanges: int
 
 
 def distinct_experts(num_experts: int, per_token: int, tokens: float) -> float:
@@ -71,10 +83,24 @@ def distinct_experts(num_experts: int, per_token: int, tokens: float) -> float:
 
 
 class Floors:
-    """Floors of one rank of a model held as `layout` on `gpu`. Sequences are per copy."""
+    """Floors of one rank of a model held as `layout` on `gpu`. Sequences are per copy.
 
-    def __init__(self, config: ModelConfig, layout: Layout, gpu: Gpu) -> None:
+    `any_experts`: the routed experts may lie either way, whatever layout.ep says, so each step
+    takes the better one; `Floor.experts` tells which.
+    """
+
+    def __init__(
+        self, config: ModelConfig, layout: Layout, gpu: Gpu, *, any_experts: bool = False
+    ) -> None:
         self._config, self._layout, self._gpu = config, layout, gpu
+        self._traffic = Traffic(config, gpu, layout.tp)
+        eps = (1, layout.tp) if any_experts else (layout.ep,)
+        sparse = config.text.dense_mlp_idx < config.text.num_hidden_layers
+        self._eps = [
+            ep
+            for ep in dict.fromkeys(eps if sparse else (1,))
+            if is_possible(config, Sharding(tp=layout.tp, ep=ep))
+        ]
         self._bytes = weights_by_part(config, layout)
         # FLOPs follow the number of values, so the bf16 table counts them also for NVFP4.
         plain = dataclasses.replace(layout, nvfp4_layers=())
@@ -108,8 +134,13 @@ class Floors:
         written = rows * (state.global_per_token + state.local_per_token + state.conv_row)
         conv = (state.taps - 1) * state.conv_row
         pairs = {None: tokens * context, state.window: tokens * reach}
-        num_bytes = self._weight_bytes(tokens) + sequences * (kv + conv + written)
-        return self._floor(num_bytes, self._flops(tokens, tokens, pairs), tokens, tokens)
+        flops = self._flops(tokens, tokens, pairs)
+        state_bytes = sequences * (kv + conv + written)
+        # Among equals the first: hidden units, where no rank waits for one with more experts.
+        return min(
+            (self._step(ep, state_bytes, flops, tokens, tokens) for ep in self._eps),
+            key=lambda floor: floor.seconds,
+        )
 
     def prefill(self, sequences: int, length: int) -> Floor:
         """All of `sequences` new prompts of `length` tokens in one pass, logits of the last rows.
@@ -122,15 +153,19 @@ class Floors:
         near = ramp * (ramp + 1) // 2 + (length - ramp) * state.window
         pairs = {None: sequences * (length * (length + 1) // 2), state.window: sequences * near}
         kept = length * state.global_per_token + ramp * state.local_per_token
-        num_bytes = self._weight_bytes(tokens) + sequences * kept
-        return self._floor(num_bytes, self._flops(tokens, sequences, pairs), tokens, sequences)
+        flops = self._flops(tokens, sequences, pairs)
+        # Among equals the one that leaves less to hide.
+        return min(
+            (self._step(ep, sequences * kept, flops, tokens, sequences) for ep in self._eps),
+            key=lambda floor: (floor.seconds, floor.links_s),
+        )
 
     def draft_and_verify(self, sequences: int, context: int) -> DraftFloor | None:
         """With the layout's draft depths; None when none is in use."""
         drafts = self._layout.drafts
         if not drafts:
             return None
-        seconds = self.decode(sequences, context, rows=drafts + 1).seconds
+        parts = [self.decode(sequences, context, rows=drafts + 1)]
         unembed = self._bytes.get("unembed", 0)
         for depth in range(drafts):
             attention = self._config.depth_attention(depth)
@@ -140,9 +175,16 @@ class Floors:
             tokens = sequences * (drafts + 1)
             flops = 2.0 * tokens * self._draft_values[depth]
             flops += 2.0 * sequences * self._values["unembed"]
-            seconds += self._floor(num_bytes, flops, tokens, sequences, layers=1).seconds
+            exchanges = self._depth_exchanges(attention, tokens, sequences)
+            parts.append(self._floor(num_bytes, flops, exchanges))
+        seconds = _together(parts).seconds
         plain = self.decode(sequences, context).seconds
-        return DraftFloor(seconds=seconds, drafts=drafts, break_even=seconds / plain)
+        return DraftFloor(
+            seconds=seconds,
+            drafts=drafts,
+            break_even=seconds / plain,
+            exchanges=sum(part.exchanges for part in parts),
+        )
 
     def _kv(self, depth: int) -> float:
         is_local = self._config.depth_attention(depth).is_local
@@ -152,13 +194,14 @@ class Floors:
         total = state.draft_local_per_token if is_local else state.draft_global_per_token
         return total / alike
 
-    def _weight_bytes(self, tokens: int) -> float:
-        """Weights that a step over so many tokens reads: of the routed experts those chosen."""
+    def _weight_bytes(self, tokens: int, ep: int) -> float:
+        """Weights that a step over so many tokens reads: of the routed experts those chosen, and
+        on the fullest of `ep` groups at least one."""
         text, own = self._config.text, self._bytes
         total = float(sum(own.get(part, 0) for part in (*EVERY_TOKEN, "unembed")))
         if routed := own.get("routed experts", 0):
             chosen = distinct_experts(text.n_routed_experts, text.num_experts_per_tok, tokens)
-            total += routed * chosen / text.n_routed_experts
+            total += routed * max(chosen, ep) / text.n_routed_experts
         rows = tokens * text.hidden_size // self._layout.tp * ACTIVATION_BYTES
         return total + min(rows, own["embed"])
 
@@ -174,44 +217,57 @@ class Floors:
         """Scores and weighted values: two products of a head's width per pair of tokens."""
         return 4.0 * pairs * attention.num_heads / self._layout.tp * attention.head_dim
 
-    def _floor(
-        self,
-        num_bytes: float,
-        flops: float,
-        tokens: int,
-        logit_rows: int,
-        layers: int | None = None,
+    def _step(
+        self, ep: int, state_bytes: float, flops: float, tokens: int, logit_rows: int
     ) -> Floor:
-        count, links_s, latency_s = self._collectives(tokens, logit_rows, layers)
+        floor = self._floor(
+            self._weight_bytes(tokens, ep) + state_bytes,
+            flops,
+            self._decoder_exchanges(ep, tokens, logit_rows),
+        )
+        text = self._config.text
+        sparse = text.dense_mlp_idx < text.num_hidden_layers
+        return dataclasses.replace(floor, experts=experts_of(self._layout.tp, ep) if sparse else "")
+
+    def _floor(self, num_bytes: float, flops: float, exchanges: Exchanges) -> Floor:
         return Floor(
             num_bytes=num_bytes,
             flops=flops,
             memory_s=num_bytes / self._gpu.floor_bandwidth,
             compute_s=flops / self._gpu.floor_bf16,
-            links_s=links_s,
-            collectives=count,
-            latency_s=latency_s,
+            link_bytes=exchanges.link_bytes + exchanges.network_bytes,
+            links_s=self._traffic.seconds(exchanges),
+            exchanges=exchanges.count,
+            latency_s=exchanges.latency_s,
         )
 
-    def _collectives(
-        self, tokens: int, logit_rows: int, layers: int | None
-    ) -> tuple[int, float, float]:
-        """(how many, seconds on the links, seconds of waiting): two sums of full rows per layer,
-        and the columns of the embedding and of the logits brought together."""
-        tp, text = self._layout.tp, self._config.text
-        if tp == 1:
-            return 0, 0.0, 0.0
-        link = link_of(self._gpu, tp)
-        sums = 2 * (text.num_hidden_layers if layers is None else layers)
-        row = tokens * text.hidden_size * ACTIVATION_BYTES
-        # A sum is a reduce-scatter and an all-gather: each rank sends its row (tp - 1) / tp twice.
-        moved = (2 * sums + 1) * row + logit_rows * text.vocab_size * FP32
-        count = sums + 2
-        return count, moved * (tp - 1) / tp / link.bandwidth, count * link.latency
+    def _decoder_exchanges(self, ep: int, tokens: int, logit_rows: int) -> Exchanges:
+        """The embedding's columns; per layer heads, channels, hidden units (or slot outputs) and
+        channels again, after the last layer of the rows that get logits; the logits' chunks."""
+        text, traffic = self._config.text, self._traffic
+        num_dense = min(text.dense_mlp_idx, text.num_hidden_layers)
+        total = traffic.channels
+        for attention in self._attentions:
+            total += traffic.attention(attention)
+        total += traffic.dense().repeated(num_dense)
+        total += traffic.sparse(ep).repeated(text.num_hidden_layers - num_dense)
+        total += traffic.channels.repeated(text.num_hidden_layers - 1)
+        return total * tokens + (traffic.channels + traffic.logits()) * logit_rows
+
+    def _depth_exchanges(
+        self, attention: AttentionConfig, tokens: int, sequences: int
+    ) -> Exchanges:
+        """One draft depth: a layer with a dense MLP, the columns of the drafted token's embedding
+        before it, and its own logits after it."""
+        traffic = self._traffic
+        layer = traffic.attention(attention) + traffic.dense()
+        new = traffic.channels + traffic.channels + traffic.logits()
+        return layer * tokens + new * sequences
 
 
-def link_of(gpu: Gpu, tp: int) -> Link:
-    """The slowest link within a group of `tp` GPUs."""
-    if tp <= gpu.link.joined:
-        return gpu.link
-    return dataclasses.replace(NETWORK, bandwidth=min(gpu.link.bandwidth, NETWORK.bandwidth))
+def _together(parts: Iterable[Floor]) -> Floor:
+    """One step after another: what each needs adds up."""
+    first, *others = parts
+    names = [field.name for field in dataclasses.fields(Floor) if field.name != "experts"]
+    sums = {name: sum(getattr(part, name) for part in (first, *others)) for name in names}
+    return dataclasses.replace(first, **sums)

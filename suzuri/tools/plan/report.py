@@ -10,8 +10,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from suzuri.model.sizes import MAX_CONCURRENCY
 from suzuri.model.sizes_state import PAGE_SIZE
 from suzuri.tools.plan.changes import Change
+from suzuri.tools.plan.floors import Floor
 from suzuri.tools.plan.verdict import GIB, GROUPS, Plan, amount, gib
 
 STYLES = {"weights": "blue", "state": "green", "workspace": "yellow", "reserve": "magenta"}
@@ -20,6 +22,12 @@ PLAIN_MARKS = {"weights": "#", "state": "+", "workspace": "=", "reserve": "-"}
 BAR_WIDTH = 60
 TIGHT = 50
 """A plan that leaves less than one part in so many is called tight."""
+EXPERTS = {
+    "": "on one GPU",
+    "hidden units": "hidden units of each over the GPUs (a)",
+    "whole experts": "whole experts per GPU (b)",
+    "groups": "whole experts per group of GPUs (a and b)",
+}
 SMALL = 1000
 """Lines below one part in so many of the memory are shown together."""
 
@@ -45,7 +53,9 @@ def sentence(plan: Plan, changes: list[Change]) -> str:
     return f"NO: {what}: {plan.sum_in_words}{help_}"
 
 
-def command_line(plan: Plan, model: str, stored_as_planned: bool) -> str:
+def command_line(
+    plan: Plan, model: str, stored_as_planned: bool, random_weights: bool = False
+) -> str:
     """The serve command of a plan that fits, with plan's own flags."""
     asked = plan.request
     words = ["suzuri", "serve", shlex.quote(model), f"--tp {asked.tp}"]
@@ -55,6 +65,8 @@ def command_line(plan: Plan, model: str, stored_as_planned: bool) -> str:
         words.append(f"--copies {asked.copies}")
     if not stored_as_planned:
         words.append(f"--experts {'nvfp4' if asked.nvfp4 else 'bf16'}")
+    if random_weights:
+        words.append("--random-weights")
     words += [
         f"--context {asked.context}",
         f"--concurrency {asked.concurrency}",
@@ -97,14 +109,25 @@ def document(plan: Plan, changes: list[Change], notes: list[str]) -> dict[str, A
         "limits": {
             "largest_context": plan.largest_context,
             "largest_concurrency": plan.largest_concurrency,
+            "largest_concurrency_or_more": plan.largest_concurrency == MAX_CONCURRENCY,
         },
         "floors": {
-            "decode": {**dataclasses.asdict(plan.decode), "seconds": plan.decode.seconds},
-            "prefill": {**dataclasses.asdict(plan.prefill), "seconds": plan.prefill.seconds},
+            "decode": _floor(plan.decode),
+            "tokens_per_second": plan.tokens_per_second,
+            "prefill": _floor(plan.prefill),
             "draft_and_verify": None if plan.draft is None else dataclasses.asdict(plan.draft),
         },
         "changes": [{"flags": change.flags, "words": change.words} for change in changes],
         "notes": notes,
+    }
+
+
+def _floor(floor: Floor) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(floor),
+        "seconds": floor.seconds,
+        "waiting_in_turn_s": floor.waiting_in_turn_s,
+        "bound": floor.bound,
     }
 
 
@@ -237,22 +260,24 @@ def _limit_rows(plan: Plan) -> list[tuple[str, str]]:
     asked = plan.request
     context, number = plan.largest_context, plan.largest_concurrency
     limit = " (the model's limit)" if context == plan.model_limit else ""
+    more = " or more" if number == MAX_CONCURRENCY else ""
     longest = f"{context} tokens{limit}" if context else "none fits"
     return [
         (f"longest context of {asked.concurrency}", longest),
-        (f"most sequences of {asked.context}", f"{number}" if number else "none fits"),
+        (f"most sequences of {asked.context}", f"{number}{more}" if number else "none fits"),
     ]
 
 
 def _floor_rows(plan: Plan) -> list[tuple[str, str]]:
     asked = plan.request
     decode, prefill = plan.decode, plan.prefill
-    per_second = asked.per_copy * asked.copies / decode.seconds
+    in_turn = f"{decode.waiting_in_turn_s * 1e3:.2f}"
     rows = [
         (
             "decode step",
             f"{decode.seconds * 1e3:.2f} ms for {asked.per_copy} x {asked.context} "
-            f"({decode.bound}), {1 / decode.seconds:.0f} tok/s each, {per_second:.0f} tok/s in all",
+            f"({decode.bound}), {1 / decode.seconds:.0f} tok/s each, "
+            f"{plan.tokens_per_second:.0f} tok/s in all",
         ),
         (
             "prefill",
@@ -268,15 +293,19 @@ def _floor_rows(plan: Plan) -> list[tuple[str, str]]:
                 f"{plan.draft.break_even:.2f} tokens per step",
             )
         )
-    if decode.collectives:
+    if decode.exchanges:
         rows.append(
             (
-                "  collectives",
-                f"{decode.collectives} per step: waiting {decode.latency_s * 1e3:.2f} ms, and "
-                f"{decode.links_s * 1e3:.2f} ms (decode) or {prefill.links_s * 1e3:.0f} ms "
-                "(prefill) of link time beside the rest",
+                "  exchanges",
+                f"{decode.exchanges} per step, each after the one before: "
+                f"{decode.latency_s * 1e3:.2f} ms of waiting (decode {in_turn} ms if nothing else "
+                f"goes on meanwhile); on the links {decode.links_s * 1e3:.2f} ms (decode), "
+                f"{prefill.links_s * 1e3:.0f} ms (prefill) beside the rest",
             )
         )
+    if decode.experts:
+        lie = f"decode: {EXPERTS[decode.experts]}; prefill: {EXPERTS[prefill.experts]}"
+        rows.append(("  experts", lie))
     return rows
 
 
@@ -285,7 +314,7 @@ def _changes(changes: list[Change]) -> Table:
     return _facts("what would make it a yes (each one planned again)", rows or [("none", "")])
 
 
-def notes_of(plan: Plan, stored_nvfp4: bool) -> list[str]:
+def notes_of(plan: Plan, stored_nvfp4: bool, random_weights: bool = False) -> list[str]:
     """What must be said beside the numbers."""
     request = plan.request
     gpu, family = request.gpu, request.family
@@ -312,6 +341,8 @@ def notes_of(plan: Plan, stored_nvfp4: bool) -> list[str]:
             "nvfp4 experts are weight-only: 4-bit values become bf16 inside the product; "
             f"{gpu.name} {units}"
         )
+    if random_weights:
+        notes.append("random weights: only the shape counts, so nothing here is different")
     if request.nvfp4 and not stored_nvfp4:
         notes.append("planned as the releases quantise: routed experts of sparse layers from 3 on")
     if stored_nvfp4 and not request.nvfp4:
@@ -320,6 +351,11 @@ def notes_of(plan: Plan, stored_nvfp4: bool) -> list[str]:
         notes.append(
             f"tp {request.tp} goes beyond the {gpu.link.joined} GPUs that are linked directly: the "
             "network between machines carries the collectives"
+        )
+    if plan.decode.experts != plan.prefill.experts:
+        notes.append(
+            f"experts lie in one way for both phases: memory is counted for --ep {request.ep}; "
+            f"--ep {request.tp} plans whole experts per GPU"
         )
     left = plan.memory - plan.total
     if plan.fits and TIGHT * left < plan.memory:

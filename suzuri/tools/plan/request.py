@@ -21,6 +21,8 @@ class Request:
     num_gpus: int
     tp: int
     ep: int
+    any_experts: bool
+    """--ep was left open: floors may lay the experts out either way."""
     nvfp4: bool
     context: int
     concurrency: int
@@ -43,11 +45,23 @@ class Request:
         """Sequences on the fullest copy."""
         return -(-self.concurrency // self.copies)
 
+    @property
+    def spread(self) -> dict[int, int]:
+        """Sequences of a copy to how many copies have so many, as even as it goes."""
+        fewer, over = divmod(self.concurrency, self.copies)
+        spread = {fewer + 1: over, fewer: self.copies - over}
+        return {number: copies for number, copies in spread.items() if number and copies}
+
 
 def request_of(config: ModelConfig, asked: PlanConfig, gpu: Gpu) -> Request:
     """Fills in the defaults. Raises ValueError for what the hardware or the model does not have,
     and for copies that do not come out even."""
     check_kv_dtype(asked.kv_dtype, gpu)
+    if family_of(gpu.capability).platform == "cpu" and asked.num_gpus > 1:
+        raise ValueError(
+            f"--num-gpus {asked.num_gpus}: a machine's CPU, with all its cores and memory, is one "
+            "device; leave --num-gpus away"
+        )
     limit = config.text.model_max_length
     context = min(DEFAULT_CONTEXT, limit) if asked.context is None else asked.context
     if context > limit:
@@ -73,7 +87,8 @@ def request_of(config: ModelConfig, asked: PlanConfig, gpu: Gpu) -> Request:
         gpu=gpu,
         num_gpus=asked.num_gpus,
         tp=tp,
-        ep=asked.ep,
+        ep=asked.ep or 1,
+        any_experts=asked.ep is None,
         nvfp4=nvfp4,
         context=context,
         concurrency=asked.concurrency,

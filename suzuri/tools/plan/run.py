@@ -30,13 +30,14 @@ def run_plan(asked: PlanConfig) -> int:
     plan = make_plan(located.name, config, request)
     changes = [] if plan.fits else find_changes(config, request)
     stored_nvfp4 = config.quantization is not None
-    notes = notes_of(plan, stored_nvfp4)
+    notes = notes_of(plan, stored_nvfp4, asked.random_weights)
     if asked.json:
-        print(json.dumps(document(plan, changes, notes), indent=1))
+        print(json.dumps(document(plan, changes, notes), indent=1, allow_nan=False))
     elif not asked.command:
         show(plan, changes, notes)
     elif plan.fits:
-        print(command_line(plan, asked.model, stored_nvfp4 == request.nvfp4))
+        as_stored = stored_nvfp4 == request.nvfp4
+        print(command_line(plan, asked.model, as_stored, asked.random_weights))
     else:
         print(sentence(plan, changes), file=sys.stderr)
     return 0 if plan.fits else 1

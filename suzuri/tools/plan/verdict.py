@@ -26,8 +26,11 @@ class Plan:
     """The longest context that the model itself allows."""
     largest_context: int
     largest_concurrency: int
-    """Over all copies."""
+    """Over all copies. MAX_CONCURRENCY means that many or more."""
     decode: Floor
+    """A step of the fullest copy."""
+    tokens_per_second: float
+    """Of all copies together at their decode floors; copies do not wait for each other."""
     prefill: Floor
     draft: DraftFloor | None
 
@@ -75,7 +78,10 @@ def fits(config: ModelConfig, request: Request) -> bool:
 def make_plan(model: str, config: ModelConfig, request: Request) -> Plan:
     """Compute everything. Raises ValueError when the model cannot be cut as asked."""
     sizes = sizes_of(config, request)
-    floors = Floors(config, layout_of(config, request), request.gpu)
+    floors = Floors(
+        config, layout_of(config, request), request.gpu, any_experts=request.any_experts
+    )
+    steps = {n: floors.decode(n, request.context).seconds for n in request.spread}
     per_copy = sizes.largest_concurrency(request.context)
     return Plan(
         model=model,
@@ -87,6 +93,9 @@ def make_plan(model: str, config: ModelConfig, request: Request) -> Plan:
         model_limit=config.text.model_max_length,
         largest_context=sizes.largest_context(request.per_copy),
         largest_concurrency=min(per_copy * request.copies, MAX_CONCURRENCY),
+        tokens_per_second=sum(
+            copies * number / steps[number] for number, copies in request.spread.items()
+        ),
         decode=floors.decode(request.per_copy, request.context),
         prefill=floors.prefill(1, request.context),
         draft=floors.draft_and_verify(request.per_copy, request.context),

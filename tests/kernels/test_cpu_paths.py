@@ -1,0 +1,221 @@
+"""What runs on a CPU where no gradient is recorded, cpu.py of an op and the short cuts of exact.py,
+has the bits of the reference, on one thread or two, in every layout."""
+
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from torch import Tensor
+
+from suzuri.kernels import dispatch, exact
+from suzuri.kernels.grouped_gemm import cases as grouped
+from suzuri.kernels.grouped_gemm import grouped_gemm
+from suzuri.kernels.kv_write import cases as writing
+from suzuri.kernels.kv_write import kv_write
+from suzuri.kernels.moe_combine import cases as combining
+from suzuri.kernels.moe_combine import moe_combine
+from suzuri.kernels.moe_permute import Permutation
+from suzuri.kernels.paged_attention import cases as paged
+from suzuri.kernels.paged_attention import paged_attention
+from suzuri.kernels.rms_norm import cases as norms
+from suzuri.kernels.rms_norm import rms_norm
+from suzuri.kernels.short_conv import cases as convs
+from suzuri.kernels.short_conv import short_conv
+from tests.kernels.compare import (
+    Arguments,
+    assert_same_bits,
+    changed,
+    each_dtype,
+    each_low_dtype,
+    generator,
+    gradients,
+    threads,
+)
+from tests.kernels.forward_ops import FORWARD_OPS, Draw
+from tests.kernels.rows import LAYOUTS, TOTAL
+
+EXTREMES = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-42, 3e38)
+
+
+def tuple_of(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (outputs,) if isinstance(outputs, Tensor) else outputs
+
+
+def assert_as_reference(run: Callable[[], Tensor | tuple[Tensor, ...]]) -> None:
+    """Against the reference as training runs it, with its autograd Functions."""
+    with dispatch.force("reference"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "records_gradient", lambda *tensors: True)
+        expected = tuple_of(run())
+    for num_threads in (1, 2):
+        with threads(num_threads):
+            for found, wanted in zip(tuple_of(run()), expected, strict=True):
+                assert_same_bits(found, wanted, f"{num_threads} threads")
+
+
+@each_dtype
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", FORWARD_OPS)
+def test_every_forward_op(op: str, layout: str, dtype: torch.dtype):
+    run = FORWARD_OPS[op](Draw(dtype, "cpu", LAYOUTS[layout]))
+    for rows in (slice(0, TOTAL), slice(0, 1), slice(3, 20)):
+        assert_as_reference(lambda rows=rows: run(rows))
+
+
+def small(shapes: Iterable[str]) -> list[str]:
+    return [name for name in shapes if not name.startswith("inkling")]
+
+
+@each_dtype
+@pytest.mark.parametrize("case", small(paged.SHAPES))
+def test_paged_attention(case: str, dtype: torch.dtype):
+    arguments: Arguments = paged.build(case, dtype, generator(1))
+    assert_as_reference(lambda: paged_attention(**arguments))
+
+
+@each_low_dtype
+@pytest.mark.parametrize("window", [None, 7, 300])
+@pytest.mark.parametrize("size", [7, 64, 128])
+def test_paged_attention_over_chunks_of_very_different_lengths(
+    size: int, window: int | None, dtype: torch.dtype
+):
+    """Chunk boundaries at 256 and 512 fall on other steps of each sequence; some have no step."""
+    g = generator(size)
+    first = torch.tensor([0, 1100, 63, 255, 256, 511, 512, 700, 5])
+    pages = -(-1200 // size)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g).to(dtype)
+
+    for rows in ([1] * 9, [2, 1, 3, 1, 70, 1, 1, 2, 0]):
+        total = sum(rows)
+        given = (normal(total, 4, 20), normal(total, 4, 3), normal(3, 40))
+        pools = (normal(40, size, 2, 20), normal(40, size, 2, 20))
+        table = torch.randint(40, (9, pages), generator=g)
+        starts = torch.tensor([0, *torch.tensor(rows).cumsum(0).tolist()])
+        assert_as_reference(
+            lambda given=given, pools=pools, table=table, starts=starts: paged_attention(
+                *given, *pools, table, first, starts, window=window
+            )
+        )
+
+
+@each_dtype
+@pytest.mark.parametrize("case", small(convs.SHAPES))
+@pytest.mark.parametrize("spare", [0, 1, 4])
+def test_short_conv_with_state(case: str, spare: int, dtype: torch.dtype):
+    arguments: Arguments = convs.build(case, dtype, generator(2))
+    num_seqs, (channels, taps) = len(arguments["seq_starts_S1"]) - 1, arguments["weight_CK"].shape
+    state = torch.randn(num_seqs + 2, taps - 1 + spare, channels, generator=generator(3)).to(dtype)
+    slots = torch.randperm(num_seqs + 2, generator=generator(4))[:num_seqs]
+    for later in (0, 1, 5):
+        positions = arguments["positions_N"] + later * (arguments["seq_ids_N"] + 1)
+        given = changed(arguments, positions_N=positions, slots_S=slots)
+
+        def run(given: Arguments = given) -> tuple[Tensor, Tensor]:
+            kept = state.clone()
+            return short_conv(**given, state_LRC=kept), kept
+
+        if state.shape[1]:
+            assert_as_reference(run)
+
+
+@each_dtype
+@pytest.mark.parametrize("case", small(grouped.SHAPES))
+def test_grouped_gemm(case: str, dtype: torch.dtype):
+    arguments: Arguments = grouped.build(case, dtype, generator(5))
+    for out_dtype in (dtype, torch.float32):
+        assert_as_reference(lambda out=out_dtype: grouped_gemm(**arguments, out_dtype=out))
+
+
+@pytest.mark.parametrize("counts", [[40] * 6, [1, 0, 0, 2], [0] * 60 + [90], [300, 3], [0, 0]])
+@pytest.mark.parametrize(("k", "out"), [(32, 16), (64, 64), (200, 130), (128, 512)])
+def test_grouped_gemm_whether_the_experts_run_together_or_in_a_loop(
+    k: int, out: int, counts: list[int]
+):
+    g = generator(k + sum(counts))
+    x = torch.randn(sum(counts), k, generator=g)
+    weight = torch.nn.Parameter(torch.randn(len(counts), out, k, generator=g), requires_grad=False)
+    offsets = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()])
+    assert_as_reference(lambda: grouped_gemm(x, weight, offsets, out_dtype=torch.float32))
+
+
+@each_dtype
+@pytest.mark.parametrize("case", small(combining.SHAPES))
+def test_moe_combine(case: str, dtype: torch.dtype):
+    drawn: Arguments = combining.build(case, dtype, generator(6))
+    order = drawn["order_M"]
+    permutation = Permutation(order, order.argsort(), torch.zeros(0, dtype=torch.int64))
+    given = (drawn["y_MD"], permutation, drawn["weights_NJ"])
+    assert_as_reference(lambda: moe_combine(*given, out_dtype=dtype))
+
+
+@each_dtype
+@pytest.mark.parametrize("all_rows", [True, False])
+@pytest.mark.parametrize("case", small(writing.SHAPES))
+def test_kv_write(case: str, all_rows: bool, dtype: torch.dtype):
+    arguments: Arguments = writing.build(case, dtype, generator(7))
+    if all_rows:
+        kept = arguments["slots_N"] >= 0
+        rows = {name: arguments[name][kept] for name in ("k_NUC", "v_NUC", "slots_N")}
+        arguments = arguments | rows
+
+    def run() -> tuple[Tensor, Tensor]:
+        pages = (arguments["k_pages_PTUC"].clone(), arguments["v_pages_PTUC"].clone())
+        kv_write(arguments["k_NUC"], arguments["v_NUC"], *pages, arguments["slots_N"])
+        return pages
+
+    assert_as_reference(run)
+
+
+@each_dtype
+@pytest.mark.parametrize("case", norms.SHAPES)
+def test_rms_norm(case: str, dtype: torch.dtype):
+    arguments: Arguments = norms.build(case, dtype, generator(8))
+    assert_as_reference(lambda: rms_norm(**arguments, eps=1e-6))
+
+
+def test_numbers_that_are_none_and_tiny_ones():
+    """The same values (a NaN is a NaN), and no warning from NumPy."""
+    x = torch.randn(7, 45, generator=generator(9))
+    for row, value in enumerate(EXTREMES):
+        x[row, 3 * row] = value
+    weight = torch.ones(45)
+    with dispatch.force("reference"):
+        expected = rms_norm(x, weight, 1e-6)
+    assert torch.equal(rms_norm(x, weight, 1e-6).nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+def test_a_gradient_takes_the_reference():
+    """Where a gradient is recorded nothing of this runs, and it is the same with and without."""
+    arguments: Arguments = norms.build("odd", torch.float32, generator(10)) | {"eps": 1e-6}
+    names = ["x_ND", "weight_D"]
+    with dispatch.force("reference"):
+        expected = gradients(rms_norm, arguments, names)
+    for found, wanted in zip(gradients(rms_norm, arguments, names), expected, strict=True):
+        assert_same_bits(found, wanted)
+    x = arguments["x_ND"].clone().requires_grad_()
+    assert rms_norm(x, arguments["weight_D"], 1e-6).requires_grad
+
+
+def test_pages_that_are_no_block_of_memory_are_written_all_the_same():
+    """A view cannot be flattened in place: the reference writes it."""
+    arguments: Arguments = writing.build("tiny", torch.float32, generator(11))
+    pages = [arguments[name].clone() for name in ("k_pages_PTUC", "v_pages_PTUC")]
+    strided = [torch.stack([page, page], -1)[..., 0] for page in pages]
+    given = (arguments["k_NUC"], arguments["v_NUC"])
+    kv_write(*given, pages[0], pages[1], arguments["slots_N"])
+    kv_write(*given, strided[0], strided[1], arguments["slots_N"])
+    for found, wanted in zip(strided, pages, strict=True):
+        assert_same_bits(found, wanted)
+
+
+def test_small_work_runs_on_one_thread_and_gives_the_threads_back():
+    with threads(2):
+        with dispatch.threads_for(dispatch.SMALL):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        with dispatch.threads_for(dispatch.SMALL + 1):
+            assert torch.get_num_threads() == 2
+        with pytest.raises(RuntimeError, match="inside"), dispatch.threads_for(1):
+            raise RuntimeError("inside")
+        assert torch.get_num_threads() == 2
