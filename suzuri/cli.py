@@ -87,6 +87,17 @@ def generate(args: Sequence[str]) -> int:
     return run_generate(config)
 
 
+def verify(args: Sequence[str]) -> int:
+    """prove that serving changes no bit: every cache and batch against one forward"""
+    from suzuri.config import parse
+    from suzuri.tools.verify.config import VerifyConfig
+
+    config = parse(VerifyConfig, prog="suzuri verify", args=args).resolve()
+    from suzuri.tools.verify.run import run_verify
+
+    return run_verify(config)
+
+
 COMMANDS: dict[str, Run] = {
     "generate": generate,
     "plan": plan,
@@ -95,6 +106,7 @@ COMMANDS: dict[str, Run] = {
     "convert": convert,
     "doctor": doctor,
     "trace": trace,
+    "verify": verify,
 }
 
 

@@ -91,6 +91,9 @@ class StackCache:
             pairs = [(source, target) for pool, source, target in copies if pool == name]
             if not pairs:
                 continue
+            assert len({target for _, target in pairs}) == len(pairs), (
+                f"{name}: two copies into one"
+            )
             index_2M = torch.tensor(pairs, device=self.kv[name][0].device).T
             for pages in self.kv[name]:
                 pages[:, index_2M[1]] = pages[:, index_2M[0]]

@@ -294,8 +294,7 @@ class Scheduler:
             sequence.in_flight += 1
         plan.works.append(Work(sequence, start, count, samples, from_device, sequence.slot, length))
         plan.num_tokens += count
-        if end < sequence.recomputed:
-            self.counters.recomputed_tokens += count
+        self.counters.recomputed_tokens += max(0, min(end, sequence.recomputed) - start)
         if sequence.points and sequence.points[0] <= end:
             while sequence.points and sequence.points[0] <= end:
                 sequence.points.pop(0)
