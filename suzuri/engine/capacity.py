@@ -87,14 +87,10 @@ def _fill(
     global_page = size * state.global_per_token * wide
     slot = ring * state.conv_row * wide
     kept = state.taps * state.conv_row * wide
-    # Never more local pages than all tokens of the global pool could fill.
     beside = sum(fixed.values()) + rings * slot + snapshots * kept + local * local_page
     left = memory_bytes - beside
     needed = -(-context // size) + 2
-    if global_page == 0:
-        most = rings * needed
-    else:
-        most = left // global_page
+    most = left // global_page if global_page else rings * needed
     if most < needed and config.max_context is None and (most - 2) * size >= MIN_CONTEXT:
         context, needed = (most - 2) * size, most
     if most < needed or left < 0:

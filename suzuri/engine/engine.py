@@ -101,7 +101,6 @@ class Engine:
         )
         shape = Shape(
             window=window,
-            taps=text.sconv_kernel_size,
             has_global=any(not a.is_local for a in attentions),
         )
         self.scheduler = Scheduler(config, shape, pools, self.cache)

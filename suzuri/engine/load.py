@@ -19,7 +19,7 @@ from suzuri.model.inkling import Inkling
 from suzuri.model.locate import Located, locate
 from suzuri.model.random_weights import initialize
 from suzuri.model.reconcile import reconcile
-from suzuri.model.weights import load_weights
+from suzuri.model.weights import LoadReport, load_weights
 from suzuri.processing.tokenizer import Tokenizer
 from suzuri.processing.vocabulary import vocabulary_of
 
@@ -67,7 +67,8 @@ def load_engine(
         log.info("%s: random weights (seed %d); its text means nothing", located.name, seed)
     else:
         assert located.folder is not None
-        _read_weights(loaded, located.folder, console)
+        for note in read_weights(loaded, located.folder, TOWERS, console).notes:
+            log.info("%s", note)
     loaded.requires_grad_(False)
     return Engine(
         loaded,
@@ -84,15 +85,22 @@ def free_memory(device: torch.device | str) -> int:
     place = torch.device(device)
     if place.type == "cuda":
         return torch.cuda.mem_get_info(place)[0]
-    if not MEMINFO.exists():  # macOS does not tell what is free
+    free = available_memory()
+    if free is None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
-    free = int(lines["MemAvailable"].split()[0]) * 1024
     try:
         limit = int((CGROUP / "memory.max").read_text())
         return min(free, limit - int((CGROUP / "memory.current").read_text()))
     except (OSError, ValueError):  # no control group, or one without a limit ("max")
         return free
+
+
+def available_memory() -> int | None:
+    """Memory that can be had without swapping; None where the system does not tell (macOS)."""
+    if not MEMINFO.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
+    return int(lines["MemAvailable"].split()[0]) * 1024
 
 
 def _locate(model: str, random_weights: bool) -> Located:
@@ -134,16 +142,17 @@ def _memory(config: EngineConfig, device: torch.device) -> int:
     return wanted
 
 
-def _read_weights(model: Inkling, folder: Path, console: Console | None) -> None:
+def read_weights(
+    model: Inkling, folder: Path, want: frozenset[str], console: Console | None
+) -> LoadReport:
+    """`load_weights`, with a bar where the console is a terminal."""
     columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     shown = console is not None and console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
         task = progress.add_task("", total=None)
-        report = load_weights(
+        return load_weights(
             model,
             folder,
-            want=TOWERS,
+            want=want,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
-    for note in report.notes:
-        log.info("%s", note)

@@ -50,7 +50,6 @@ class Request:
     root: Hashable
     priority: int = 0
     deadline: float | None = None
-    arrival: int = 0
     media: list[Media] = dataclasses.field(default_factory=list[Media])
     sequences: list["Sequence"] = dataclasses.field(default_factory=list["Sequence"])
     prompt_logprobs: list[Any] | None = None

@@ -39,7 +39,6 @@ class Shape:
     """What the model asks of its state: window 0 without local layers."""
 
     window: int
-    taps: int
     has_global: bool
 
 
@@ -330,16 +329,13 @@ class Scheduler:
                 continue
             pool = self.pools[name]
             reserve = min(len(self.running), pool.size // 16) if self.running else 0
-            need = min(blocks, pool.size - 1) if name == "global" else self._local_need(blocks)
+            need = min(blocks, pool.size - 1)
             if pool.free < need + reserve and not self.cache.make_room(name, need + reserve):
                 if self.running:
                     return False
                 if not self.cache.make_room(name, min(need, 1)):
                     return False
         return True
-
-    def _local_need(self, blocks: int) -> int:
-        return min(blocks, self.pools["local"].size - 1)
 
     def _make_room(self, plan: Plan, sequence: Sequence, length: int) -> bool:
         """Pages for a decoding sequence so that positions below `length` have one.

@@ -90,9 +90,7 @@ class CheckpointReader:
                 divisor_of(scale.reshape(1), f"{name}, expert {expert}")
 
     def is_nvfp4(self, parameter: str, lead: int) -> bool:
-        return any(
-            entry.field == "codes" and lead in entry.leads for entry, _ in self._parts[parameter]
-        )
+        return _holds_codes((entry for entry, _ in self._parts[parameter]), lead)
 
     def read(self, parameter: str, lead: int, start: int, stop: int) -> Tensor:
         return self._rows(parameter, "values", lead, start, stop)
@@ -215,9 +213,7 @@ class ShardWriter:
             self._file = -1
 
     def is_nvfp4(self, parameter: str, lead: int) -> bool:
-        return any(
-            entry.field == "codes" and lead in entry.leads for entry, _ in self._parts[parameter]
-        )
+        return _holds_codes((entry for entry, _ in self._parts[parameter]), lead)
 
     def write(self, parameter: str, lead: int, start: int, values: Tensor) -> None:
         self._write_rows(parameter, "values", lead, start, values)
@@ -291,6 +287,11 @@ class ShardWriter:
             yield
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+
+def _holds_codes(entries: Iterable[Entry], lead: int) -> bool:
+    """Whether one of a parameter's entries has the lead's NVFP4 codes."""
+    return any(entry.field == "codes" and lead in entry.leads for entry in entries)
 
 
 def overlaps(entry: Entry, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:

@@ -5,20 +5,19 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
+from suzuri.engine.load import available_memory, read_weights
 from suzuri.model.checkpoint_files import scan
 from suzuri.model.config import ModelConfig
 from suzuri.model.inkling import PARTS, Inkling
 from suzuri.model.reconcile import reconcile
 from suzuri.model.tensor_table import table
-from suzuri.model.weights import LoadReport, load_weights
+from suzuri.model.weights import LoadReport
 
 GB = 10**9
-MEMINFO = Path("/proc/meminfo")
 BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 
@@ -55,16 +54,7 @@ def load_model(
     config = with_towers(config, want)
     refuse_too_big(config, dtype, folder)
     model = Inkling(config, dtype=getattr(torch, dtype))
-    columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    shown = console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
-        task = progress.add_task("", total=None)
-        report = load_weights(
-            model,
-            folder,
-            want=want,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
-        )
+    report = read_weights(model, folder, want, console)
     console.print(
         f"loaded {report.num_tensors} tensors, {report.num_bytes / 1e6:.1f} MB, from {folder} "
         f"as {dtype}: {', '.join(sorted(report.parts))}; {report.mtp_depths} draft depths",
@@ -87,7 +77,7 @@ def with_towers(config: ModelConfig, want: frozenset[str]) -> ModelConfig:
 def refuse_too_big(shape: ModelConfig, dtype: str, where: object) -> None:
     """Raises ValueError with both figures when the weights cannot fit into free memory."""
     gigabytes = _needed_bytes(shape, dtype) * 13 // (10 * GB)
-    free = _available_bytes()
+    free = available_memory()
     if free is not None and gigabytes > free // GB:
         needed = f"{gigabytes:,}" if gigabytes < 10**9 else "more than 1,000,000,000"
         raise ValueError(
@@ -107,11 +97,3 @@ def _needed_bytes(shape: ModelConfig, dtype: str) -> int:
             if entry.field == "codes":
                 largest = max(largest, 2 * entry.num_values * BYTES[dtype])
     return held + largest
-
-
-def _available_bytes() -> int | None:
-    """Memory that can be had without swapping; None where the system does not tell (macOS)."""
-    if not MEMINFO.exists():
-        return None
-    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
-    return int(lines["MemAvailable"].split()[0]) * 1024

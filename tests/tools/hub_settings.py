@@ -8,6 +8,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
+from suzuri.config import parse
+from suzuri.tools.pull.config import PullConfig
+from suzuri.tools.pull.run import run_pull
 from tests.tools.fake_hub import FakeHub, Repo
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -57,3 +60,8 @@ def environment(hub: FakeHub, home: Path, **more: str) -> dict[str, str]:
 def program(code: str) -> list[str]:
     """The words of another process that runs `code`."""
     return [sys.executable, "-c", code]
+
+
+def pull(*words: str) -> int:
+    """`suzuri pull` in this process; its errors are raised."""
+    return run_pull(parse(PullConfig, prog="suzuri pull", args=words).resolve())

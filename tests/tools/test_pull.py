@@ -9,20 +9,16 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 
-from suzuri.config import parse
 from suzuri.model.locate import locate
 from suzuri.tools.pull import fetch
 from suzuri.tools.pull.choice import amount
-from suzuri.tools.pull.config import PullConfig
-from suzuri.tools.pull.run import run_pull
-from tests.tools.fake_hub import COMMIT, FakeHub, Sent, blob_id, running
-from tests.tools.hub_settings import INDEX, SHARD, connect, environment, model_files, program
+from tests.tools.fake_hub import COMMIT, FakeHub, Sent, blob_id
+from tests.tools.hub_settings import INDEX, SHARD, environment, model_files, program, pull
 
 REPO = "ink/small"
 OTHER_COMMIT = "abcdef1234567890abcdef1234567890abcdef12"
@@ -35,18 +31,6 @@ from suzuri.tools.pull.config import PullConfig
 start_logging()
 sys.exit(run_pull(parse(PullConfig, prog="suzuri pull", args=sys.argv[1:]).resolve()))
 """
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    monkeypatch.setattr(fetch, "WAIT_SECONDS", 0.01)
-    with running() as server:
-        connect(monkeypatch, server, tmp_path / "home")
-        yield server
-
-
-def pull(*words: str) -> int:
-    return run_pull(parse(PullConfig, prog="suzuri pull", args=words).resolve())
 
 
 def snapshot(tmp_path: Path, commit: str = COMMIT) -> Path:

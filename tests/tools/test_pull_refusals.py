@@ -8,33 +8,17 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
-from suzuri.config import parse
 from suzuri.model.hub_errors import HubError, in_words
 from suzuri.tools.pull import fetch, places
-from suzuri.tools.pull.config import PullConfig
-from suzuri.tools.pull.run import run_pull
-from tests.tools.fake_hub import FakeHub, Repo, running
-from tests.tools.hub_settings import SHARD, connect, environment, model_files, program
+from tests.tools.fake_hub import FakeHub, Repo
+from tests.tools.hub_settings import SHARD, environment, model_files, program, pull
 
 REPO = "ink/small"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    monkeypatch.setattr(fetch, "WAIT_SECONDS", 0.01)
-    with running() as server:
-        connect(monkeypatch, server, tmp_path / "home")
-        yield server
-
-
-def pull(*words: str) -> int:
-    return run_pull(parse(PullConfig, prog="suzuri pull", args=words).resolve())
 
 
 def refusal(*words: str) -> str:

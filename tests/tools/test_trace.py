@@ -322,10 +322,10 @@ def test_a_model_that_cannot_fit_is_refused_in_every_mode(
 def test_a_checkpoint_that_cannot_fit_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_available_bytes", lambda: 10**8)
+    monkeypatch.setattr(loading, "available_memory", lambda: 10**8)
     code, _, err = run(capsys, "trace", str(GOLDEN / "base"))
     assert code == 0, err
-    monkeypatch.setattr(loading, "_available_bytes", lambda: 10)
+    monkeypatch.setattr(loading, "available_memory", lambda: 10)
     monkeypatch.setattr(loading, "GB", 1)
     for words in ([str(GOLDEN / "base")], [str(GOLDEN / "base" / "original")]):
         code, _, err = run(capsys, "trace", *words)

@@ -34,27 +34,19 @@ def paged_attention(
         raise ValueError("paged_attention: all of q, k, v, r and proj must have one dtype")
     pages = (k_pages_PTUC, v_pages_PTUC)
     if dispatch.use_cpu(q_NHC, r_NHB, proj_BE) and cpu.covers(q_NHC, proj_BE, *pages):
-        return cpu.paged_attention(
-            q_NHC,
-            r_NHB,
-            proj_BE,
-            k_pages_PTUC,
-            v_pages_PTUC,
-            page_table_SM,
-            first_positions_S,
-            seq_starts_S1,
-            window,
-        )
-    if dispatch.use_reference(q_NHC):
-        return reference.paged_attention(
-            q_NHC,
-            r_NHB,
-            proj_BE,
-            k_pages_PTUC,
-            v_pages_PTUC,
-            page_table_SM,
-            first_positions_S,
-            seq_starts_S1,
-            window,
-        )
-    raise dispatch.no_kernel("paged_attention", q_NHC)
+        attend = cpu.paged_attention
+    elif dispatch.use_reference(q_NHC):
+        attend = reference.paged_attention
+    else:
+        raise dispatch.no_kernel("paged_attention", q_NHC)
+    return attend(
+        q_NHC,
+        r_NHB,
+        proj_BE,
+        k_pages_PTUC,
+        v_pages_PTUC,
+        page_table_SM,
+        first_positions_S,
+        seq_starts_S1,
+        window,
+    )
