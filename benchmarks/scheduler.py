@@ -22,7 +22,7 @@ from suzuri.engine.config import EngineConfig
 from suzuri.engine.engine import Engine
 from suzuri.engine.plan import Plan
 from suzuri.engine.runner import Launched
-from suzuri.engine.sampler import Sampled
+from suzuri.engine.transfers import Download
 from suzuri.engine.sampling_params import SamplingParams
 from suzuri.model.config import preset
 from suzuri.processing.vocabulary import FullVocabulary
@@ -34,7 +34,7 @@ class Nothing:
     def execute(self, plan: Plan) -> Launched:
         sampling = [work for work in plan.works if work.samples]
         ids = torch.ones(len(sampling), dtype=torch.int64)
-        return Launched(sampling=sampling, sampled=Sampled(ids, None, None), prompts=[])
+        return Launched(sampling=sampling, ids=Download([ids]), raw=None, sampled=None, prompts=[])
 
 
 class Shell:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from suzuri.engine.transfers import upload
 from suzuri.model.batch import LayerCache
 from suzuri.model.config import AttentionConfig
 
@@ -94,7 +95,7 @@ class StackCache:
             assert len({target for _, target in pairs}) == len(pairs), (
                 f"{name}: two copies into one"
             )
-            index_2M = torch.tensor(pairs, device=self.kv[name][0].device).T
+            index_2M = upload(pairs, self.kv[name][0].device).T
             for pages in self.kv[name]:
                 pages[:, index_2M[1]] = pages[:, index_2M[0]]
 
@@ -107,7 +108,7 @@ class StackCache:
         ]
         if not places:
             return
-        slot_M, row_M, kept_M, kept_row_M = torch.tensor(places, device=self._live[0].device).T
+        slot_M, row_M, kept_M, kept_row_M = upload(places, self._live[0].device).T
         for live, kept in zip(self._live, self._kept, strict=True):
             kept[:, kept_M, kept_row_M] = live[:, slot_M, row_M]
 
@@ -123,6 +124,6 @@ class StackCache:
         ]
         if not places:
             return
-        slot_M, row_M, kept_M, kept_row_M = torch.tensor(places, device=self._live[0].device).T
+        slot_M, row_M, kept_M, kept_row_M = upload(places, self._live[0].device).T
         for live, kept in zip(self._live, self._kept, strict=True):
             live[:, slot_M, row_M] = kept[:, kept_M, kept_row_M]

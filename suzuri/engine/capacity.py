@@ -16,6 +16,8 @@ MIN_CONTEXT = 256
 """Without a max_context, the longest sequence is what memory holds, but not less than this."""
 WIDTHS = {"bfloat16": 1, "float32": 2, "float64": 4}
 """The plan counts state in bf16; wider engines take as many times that."""
+ID_BYTES = 8
+"""Of a page or token number on the device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,25 @@ class Capacity:
     slots: int
     snapshots: int
     ring: int
+
+    def table_columns(self, page_size: int) -> int:
+        """Entries of a slot's row in a page table."""
+        return -(-self.max_context // page_size) + 1
+
+
+def state_bytes(model: ModelConfig, config: EngineConfig, found: Capacity) -> dict[str, int]:
+    """Bytes of every tensor that keeps state between steps, by kind. Exactly what is allocated."""
+    state = state_sizes(model, tp=1, kv_dtype="bf16", drafts=0, resume_points=1)
+    wide, size = WIDTHS[config.dtype], config.page_size
+    row = state.conv_row * wide
+    return {
+        "global pages": found.global_pages * size * state.global_per_token * wide,
+        "local pages": found.local_pages * size * state.local_per_token * wide,
+        "conv slots": found.slots * found.ring * row,
+        "resume points": found.snapshots * state.taps * row,
+        # For each slot a row of global and of local pages, and its newest token.
+        "tables": found.slots * (2 * found.table_columns(size) + 1) * ID_BYTES,
+    }
 
 
 def capacity(model: ModelConfig, config: EngineConfig, memory_bytes: int) -> Capacity:
@@ -83,11 +104,16 @@ def _fill(
     local_ring = (state.window + config.undo) // size + 2 if state.window else 0
     in_flight = -(-config.token_budget // size)
     local = (rings + snapshots) * local_ring + in_flight if state.window else 0
-    local_page = size * state.local_per_token * wide
+    found = Capacity(
+        max_context=context,
+        global_pages=1,
+        local_pages=local + 1,
+        slots=rings + 1,
+        snapshots=snapshots + 1,
+        ring=ring,
+    )
+    beside = sum(fixed.values()) + sum(state_bytes(model, config, found).values())
     global_page = size * state.global_per_token * wide
-    slot = ring * state.conv_row * wide
-    kept = state.taps * state.conv_row * wide
-    beside = sum(fixed.values()) + rings * slot + snapshots * kept + local * local_page
     left = memory_bytes - beside
     needed = -(-context // size) + 2
     most = left // global_page if global_page else rings * needed
@@ -101,14 +127,8 @@ def _fill(
             f"{needed * global_page / 1e9:.2f}, in GB, are more than the {memory_bytes / 1e9:.2f} "
             "GB there are; lower max_context or max_running, or give more memory"
         )
-    return Capacity(
-        max_context=context,
-        global_pages=min(most, (rings + snapshots) * needed) + 1,
-        local_pages=local + 1,
-        slots=rings + 1,
-        snapshots=snapshots + 1,
-        ring=ring,
-    )
+    pages = min(most, (rings + snapshots) * needed) + 1
+    return dataclasses.replace(found, max_context=context, global_pages=pages)
 
 
 def _check(found: Capacity, state: StateSizes, size: int, *, by_hand: bool) -> None:

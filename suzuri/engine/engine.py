@@ -10,9 +10,6 @@ import secrets
 import time
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
-from typing import Any, cast
-
-from torch import Tensor
 
 from suzuri.engine.capacity import Capacity, capacity
 from suzuri.engine.config import EngineConfig
@@ -20,10 +17,10 @@ from suzuri.engine.pages import Pool
 from suzuri.engine.prefix_cache import PrefixCache
 from suzuri.engine.request import Media, Request, Sequence, Status
 from suzuri.engine.runner import Launched, Runner
-from suzuri.engine.sampler import Sampled, Scores
 from suzuri.engine.sampling_params import SamplingParams, resolve
 from suzuri.engine.scheduler import Scheduler, Shape
 from suzuri.engine.stopping import StopChecker
+from suzuri.engine.transfers import Download
 from suzuri.log import get_logger
 from suzuri.model.inkling import Inkling
 from suzuri.processing.vocabulary import Vocabulary
@@ -265,9 +262,9 @@ class Engine:
             records = work.sequence.request.prompt_logprobs
             if records is not None and work.sequence.status is not Status.FINISHED:
                 records.extend(_prompt_records(rows, self.vocabulary))
-        if launched.sampled is None:
+        if launched.ids is None:
             return
-        drawn = _Drawn(launched.sampled, self.vocabulary)
+        drawn = _Drawn(launched, self.vocabulary)
         for i, work in enumerate(launched.sampling):
             sequence = work.sequence
             if sequence.status is Status.FINISHED:
@@ -332,32 +329,30 @@ def _keys(rows: list[int], media: Many[Media]) -> list[int]:
     return keys
 
 
-def _prompt_records(scores: Scores, vocabulary: Vocabulary) -> list[TokenLogprobs]:
+def _prompt_records(scores: Download, vocabulary: Vocabulary) -> list[TokenLogprobs]:
     """The raw log-prob of each prompt token, and its alternatives."""
     host = _HostScores(scores, vocabulary)
-    return [host.record(i, scores.top_SK.shape[1], None) for i in range(len(host.own))]
-
-
-def _listed(tensor: Tensor) -> list[Any]:
-    return tensor.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return [host.record(i, None, None) for i in range(len(host.own))]
 
 
 class _HostScores:
     """Scores as Python numbers, ids as the tokenizer's."""
 
-    def __init__(self, scores: Scores, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        self.own = cast(list[float], _listed(scores.logprob_S))
-        self._ids = cast(list[list[int]], _listed(scores.top_ids_SK))
-        self._values = cast(list[list[float]], _listed(scores.top_SK))
+    own: list[float]
+    _ids: list[list[int]]
+    _values: list[list[float]]
 
-    def top(self, i: int, count: int) -> tuple[tuple[int, float], ...]:
+    def __init__(self, scores: Download, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.own, self._ids, self._values = scores.lists()
+
+    def top(self, i: int, count: int | None) -> tuple[tuple[int, float], ...]:
         pairs = zip(self._ids[i][:count], self._values[i][:count], strict=True)
         found = [(row, value) for row, value in pairs if row >= 0]
         ids = self._vocabulary.to_ids([row for row, _ in found])
         return tuple(zip(ids, (value for _, value in found), strict=True))
 
-    def record(self, i: int, count: int, sampled: "_HostScores | None") -> TokenLogprobs:
+    def record(self, i: int, count: int | None, sampled: "_HostScores | None") -> TokenLogprobs:
         return TokenLogprobs(
             raw=self.own[i],
             top=self.top(i, count),
@@ -369,9 +364,10 @@ class _HostScores:
 class _Drawn:
     """A step's samples on the host."""
 
-    def __init__(self, sampled: Sampled, vocabulary: Vocabulary) -> None:
-        self.ids = cast(list[int], _listed(sampled.ids_S))
-        raw, under = sampled.raw, sampled.sampled
+    def __init__(self, launched: Launched, vocabulary: Vocabulary) -> None:
+        assert launched.ids is not None
+        self.ids: list[int] = launched.ids.lists()[0]
+        raw, under = launched.raw, launched.sampled
         self._raw = None if raw is None else _HostScores(raw, vocabulary)
         self._sampled = None if under is None else _HostScores(under, vocabulary)
 

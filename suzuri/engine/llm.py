@@ -55,8 +55,10 @@ class LLM:
     """One model and its engine; used from one thread.
 
     `model`: a preset, a config.json, a folder or a hub id; presets and configs need
-    `random_weights` (drawn from `seed`), but for the default. Every field of EngineConfig may be
-    given by keyword. Raises ValueError for what cannot run, before weights are read.
+    `random_weights` (drawn from `seed`), but for the default. `text_only` leaves the towers out,
+    whether or not the files hold them, and refuses pictures and clips; `language_model_only` is its
+    name in vLLM. Every field of EngineConfig may be given by keyword. Raises ValueError for what
+    cannot run, before weights are read.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class LLM:
         random_weights: bool = False,
         seed: int = 0,
         device: str = "cpu",
+        text_only: bool = False,
+        language_model_only: bool | None = None,
         **engine: Any,
     ) -> None:
         fields = [field.name for field in dataclasses.fields(EngineConfig)]
@@ -73,7 +77,7 @@ class LLM:
         if unknown:
             raise ValueError(
                 f"LLM has no {', '.join(unknown)}; there are model, random_weights, seed, device, "
-                f"{', '.join(fields)}"
+                f"text_only, {', '.join(fields)}"
             )
         engine.setdefault("max_waiting", MOST_WAITING)
         config = EngineConfig(**engine)
@@ -86,6 +90,7 @@ class LLM:
             random_weights=random_weights,
             seed=seed,
             device=device,
+            text_only=text_only if language_model_only is None else language_model_only,
             console=self._console,
         )
         held = self.engine.model

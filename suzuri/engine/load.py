@@ -11,9 +11,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 
 from suzuri.engine.capacity import capacity
 from suzuri.engine.config import EngineConfig
+from suzuri.engine.devices import device_named
 from suzuri.engine.engine import Engine
+from suzuri.engine.memory import available_memory
 from suzuri.log import get_logger
-from suzuri.model.checkpoint_files import scan
+from suzuri.model.checkpoint_files import Checkpoint
 from suzuri.model.config import MtpConfig
 from suzuri.model.inkling import Inkling
 from suzuri.model.locate import Located, locate
@@ -27,8 +29,6 @@ DEFAULT_MODEL = "tiny"
 """Served with random weights as long as no small trained model comes with the package."""
 TOWERS = frozenset({"vision", "audio"})
 GB = 10**9
-MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 
 log = get_logger(__name__)
 
@@ -41,33 +41,37 @@ def load_engine(
     random_weights: bool = False,
     seed: int = 0,
     device: str = "cpu",
+    text_only: bool = False,
     console: Console | None = None,
 ) -> Engine:
     """An engine for the model meant by `model` (see model/locate.py).
 
-    `random_weights` takes the shape only and draws the weights from `seed`. What does not fit into
-    memory is refused before a weight is read. Raises ValueError with the fix. A `console` shows
-    progress where it is a terminal.
+    `random_weights` takes the shape only and draws the weights from `seed`. `text_only` takes no
+    tower, whatever there is. What does not fit into memory is refused before a weight is read.
+    Raises ValueError with the fix. A `console` shows progress where it is a terminal.
     """
-    place = _device(device)
+    place = device_named(device, f"device = {device!r}")
     located = _locate(model, random_weights)
     drawn = located.folder is None or random_weights
     shape = located.config
-    if located.folder is not None and not drawn:
-        shape = reconcile(shape, scan(located.folder), TOWERS).config
+    want = frozenset[str]() if text_only else TOWERS
+    checkpoint = None if drawn else located.checkpoint()
+    if checkpoint is not None:
+        shape = reconcile(shape, checkpoint, want).config
+    elif text_only:
+        shape = dataclasses.replace(shape, vision=None, audio=None)
     shape = dataclasses.replace(shape, mtp=MtpConfig())  # nothing drafts yet
     memory = _memory(config, place)
     try:
         capacity(shape, config, memory)
     except ValueError as error:
         raise ValueError(f"{model}: {error}") from error
-    loaded = Inkling(shape, dtype=getattr(torch, config.dtype), device=place, parts=TOWERS)
-    if drawn:
+    loaded = Inkling(shape, dtype=getattr(torch, config.dtype), device=place, parts=want)
+    if checkpoint is None:
         initialize(loaded, seed)
         log.info("%s: random weights (seed %d); its text means nothing", located.name, seed)
     else:
-        assert located.folder is not None
-        for note in read_weights(loaded, located.folder, TOWERS, console).notes:
+        for note in read_weights(loaded, checkpoint, want, console).notes:
             log.info("%s", note)
     loaded.requires_grad_(False)
     return Engine(
@@ -80,27 +84,15 @@ def load_engine(
 
 
 def free_memory(device: torch.device | str) -> int:
-    """Bytes that can be had on a device now; on the CPU without swapping, within the limit of the
-    control group."""
+    """Bytes that can be had on a device now; on the CPU without swapping, within the limits of the
+    control groups."""
     place = torch.device(device)
     if place.type == "cuda":
         return torch.cuda.mem_get_info(place)[0]
     free = available_memory()
     if free is None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    try:
-        limit = int((CGROUP / "memory.max").read_text())
-        return min(free, limit - int((CGROUP / "memory.current").read_text()))
-    except (OSError, ValueError):  # no control group, or one without a limit ("max")
-        return free
-
-
-def available_memory() -> int | None:
-    """Memory that can be had without swapping; None where the system does not tell (macOS)."""
-    if not MEMINFO.exists():
-        return None
-    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
-    return int(lines["MemAvailable"].split()[0]) * 1024
+    return free
 
 
 def _locate(model: str, random_weights: bool) -> Located:
@@ -113,18 +105,6 @@ def _locate(model: str, random_weights: bool) -> Located:
             "random weights (random_weights=True, --random-weights)"
         )
     return located
-
-
-def _device(device: str) -> torch.device:
-    try:
-        place = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"device = {device!r}: must be cpu or cuda") from error
-    if place.type not in ("cpu", "cuda"):
-        raise ValueError(f"device = {device!r}: must be cpu or cuda")
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device = {device!r}: torch finds no such device here (suzuri doctor)")
-    return place
 
 
 def _memory(config: EngineConfig, device: torch.device) -> int:
@@ -143,7 +123,7 @@ def _memory(config: EngineConfig, device: torch.device) -> int:
 
 
 def read_weights(
-    model: Inkling, folder: Path, want: frozenset[str], console: Console | None
+    model: Inkling, checkpoint: Checkpoint, want: frozenset[str], console: Console | None
 ) -> LoadReport:
     """`load_weights`, with a bar where the console is a terminal."""
     columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
@@ -152,7 +132,7 @@ def read_weights(
         task = progress.add_task("", total=None)
         return load_weights(
             model,
-            folder,
+            checkpoint,
             want=want,
             progress=lambda done, total: progress.update(task, completed=done, total=total),
         )

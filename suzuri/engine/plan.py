@@ -1,4 +1,6 @@
-"""What one step does: made by the scheduler, carried out by the runner. No torch here."""
+"""What one step does: made by the scheduler, carried out by the runner; and what all steps did. No
+torch here.
+"""
 
 # pyright: strict
 
@@ -52,3 +54,17 @@ class Plan:
     """Sequences whose page tables must be written anew."""
     tables: list[int] = dataclasses.field(default_factory=list[int])
     num_tokens: int = 0
+
+
+@dataclasses.dataclass(kw_only=True)
+class Counters:
+    """What happened since the start; the source of metrics."""
+
+    steps: int = 0
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+    preemptions: int = 0
+    admissions: int = 0
+    finished: int = 0

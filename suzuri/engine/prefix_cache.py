@@ -4,6 +4,7 @@ docs/engine.md, Prefix cache, has the rules. No tensors: pages and snapshots are
 The tree is radix.py.
 """
 
+import collections
 import dataclasses
 import heapq
 import itertools
@@ -55,7 +56,18 @@ class PointState:
 class Point:
     """A resume point in the tree. Callers see it through a `Match`."""
 
-    __slots__ = ("alive", "node", "pins", "queued", "root", "spans", "state", "used")
+    __slots__ = (
+        "alive",
+        "is_behind",
+        "node",
+        "pins",
+        "queued",
+        "resumed",
+        "root",
+        "spans",
+        "state",
+        "used",
+    )
 
     def __init__(self, root: Hashable, state: PointState) -> None:
         self.root = root
@@ -65,6 +77,10 @@ class Point:
         self.used = 0  # the clock at its last use
         self.pins = 0
         self.alive = True
+        self.resumed = False
+        """A request has gone on from here."""
+        self.is_behind = False
+        """Its conversation has gone on to later points, or has left the way to it."""
         self.queued: set[str] = set()  # pools in whose queue it is
 
 
@@ -83,6 +99,8 @@ class Match:
     branch: int | None
     shared: int = 0
     entry: Point | None = None
+    left: Point | None = None
+    """The next point after `entry` on a way that the prompt shares in part."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -107,10 +125,11 @@ class PrefixCache:
     `max_path_tokens` tokens of paths that lead to no point are remembered. A branch is worth
     learning from `min_branch_gain` tokens on.
 
-    Eviction order, for each pool on its own: the page used least recently by any of its points goes
-    first, and with it the points that keep it, but for pages of the same age the one that fewest
-    keep. So of a conversation's points the longest goes first when all were used at once. No cost
-    grows with the number of points except by its logarithm.
+    Eviction order, for each pool on its own: first the points that a conversation has left behind,
+    where that frees a page. Then the page used least recently by any of its points, and with it the
+    points that keep it, but for pages of the same age the one that fewest keep. So of a
+    conversation's points the longest goes first when all were used at once. No cost grows with the
+    number of points except by its logarithm.
     """
 
     def __init__(
@@ -137,6 +156,7 @@ class PrefixCache:
         # point found to have none leaves it, and comes back when a page that it watches is spare.
         self._queues = {name: list[tuple[int, int, int, Point]]() for name in self._pools}
         self._watchers = {name: dict[int, set[Point]]() for name in self._pools}
+        self._behind = {name: collections.deque[Point]() for name in self._pools}
         self._serial = itertools.count()
 
     @property
@@ -168,12 +188,16 @@ class PrefixCache:
             if beyond is not None:
                 length, entry = most, beyond
         gain = shared - length
+        left = None
+        if entry is not None and last is not None and length < shared < last.end:
+            left = last.value if _point_above(last) is entry else None
         return Match(
             length=length,
             point=entry.state if entry else None,
             branch=shared if shared < len(keys) and gain >= self.min_branch_gain else None,
             shared=shared,
             entry=entry,
+            left=left,
         )
 
     def use(self, match: Match) -> None:
@@ -187,6 +211,9 @@ class PrefixCache:
         self.stats.hits += 1
         self.stats.hit_tokens += match.length
         self._touch(match.entry)
+        match.entry.resumed = True
+        if match.left is not None and match.left.alive:
+            self._leave_behind(match.left)
 
     def pin(self, match: Match) -> None:
         """Keeps the point of a match, if there is one, from being evicted. Pins are counted."""
@@ -226,6 +253,11 @@ class PrefixCache:
         self.stats.inserted += 1
         for name, span in point.spans.items():
             self._pools[name].keep(span.pages)
+        if (before := _point_above(node)) is not None:
+            # A client that drops the thoughts of a turn comes back to where the turn began, and a
+            # long turn must not have made that point an old one.
+            self._touch(before)
+            self._leave_what_served(before)
         self._touch(point)
         return True
 
@@ -276,8 +308,14 @@ class PrefixCache:
             self._tree.forget(name)
 
     def _oldest(self, pool: Pool) -> Point:
-        """Takes the point with the oldest spare page of this pool out of its queue."""
+        """The point that goes next for a page of this pool, out of its queue."""
         queue, name = self._queues[pool.name], pool.name
+        behind = self._behind[name]
+        while behind:
+            point = behind.popleft()
+            is_spare = any(pool.keepers(id) == 1 for id in self._watch_list(point, name))
+            if point.alive and point.is_behind and is_spare:
+                return point
         self._wake(pool)
         while queue:
             recency, keepers, _, point = heapq.heappop(queue)
@@ -324,9 +362,34 @@ class PrefixCache:
                 self._enqueue(point, pool.name, (point.used, 0))
         pool.woken.clear()
 
+    def _leave_what_served(self, last: Point) -> None:
+        """Points above `last` that a request has resumed from, and those above them, have served:
+        whoever resumed there has left `last` and a later one since. Not where several ways go on,
+        which other conversations begin with too."""
+        has_served, point = last.resumed, last
+        while point.node is not None and (point := _point_above(point.node)) is not None:
+            has_served = has_served or point.resumed
+            assert point.node is not None
+            if not has_served or point.is_behind or len(point.node.children) > 1:
+                return
+            self._leave_behind(point)
+
+    def _leave_behind(self, point: Point) -> None:
+        if point.is_behind:
+            return
+        point.is_behind = True
+        for name in point.spans:
+            behind = self._behind[name]
+            behind.append(point)
+            if len(behind) > 2 * len(self._points) + 64:
+                kept = [point for point in behind if point.alive and point.is_behind]
+                behind.clear()
+                behind.extend(dict.fromkeys(kept))
+
     def _touch(self, point: Point) -> None:
         self._clock += 1
         point.used = self._clock
+        point.is_behind = False
         for name, span in point.spans.items():
             ages = self._age[name]
             for id in span.pages:
@@ -391,6 +454,14 @@ class PrefixCache:
             kept = Counter(id for p in found if name in p.spans for id in p.spans[name].pages)
             spare = sum(1 for id, count in kept.items() if pool.keepers(id) == count)
             assert spare == pool.spare, f"{name}: {pool.spare} spare pages, counted {spare}"
+
+
+def _point_above(node: Node[Point]) -> Point | None:
+    """The longest point that `node` continues."""
+    above = node.parent
+    while above is not None and above.value is None:
+        above = above.parent
+    return None if above is None else above.value
 
 
 def _point_at(node: Node[Point], shared: int, length: int) -> Point | None:

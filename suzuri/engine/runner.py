@@ -1,6 +1,6 @@
 """Carries out a plan: moves state, runs the model, samples. Read `Runner.execute` first.
 
-Nothing here waits for the device: what the host must know comes through `Launched.fetch`.
+Nothing here waits for the device: what the host must know comes as a `Download`.
 """
 
 import dataclasses
@@ -16,8 +16,9 @@ from suzuri.engine.capacity import Capacity
 from suzuri.engine.config import EngineConfig
 from suzuri.engine.plan import Plan, Work
 from suzuri.engine.request import Media
-from suzuri.engine.sampler import SLICE, Sampled, Sampler, Scores, score
+from suzuri.engine.sampler import SLICE, Sampler, Scores, score
 from suzuri.engine.sampling_rows import RowState
+from suzuri.engine.transfers import Download, upload
 from suzuri.model.batch import Batch, CacheView
 from suzuri.model.cache import decoder_attentions
 from suzuri.model.inkling import Inkling
@@ -27,11 +28,14 @@ Integers = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launched:
-    """A step that was started: the works that sampled, in row order, and what they drew."""
+    """A step that was started: the works that sampled, in row order, and what they drew, on its
+    way to the host; prompt log-probs likewise."""
 
     sampling: list[Work]
-    sampled: Sampled | None
-    prompts: list[tuple[Work, Scores]]
+    ids: Download | None
+    raw: Download | None
+    sampled: Download | None
+    prompts: list[tuple[Work, Download]]
 
 
 class Runner:
@@ -62,9 +66,9 @@ class Runner:
             for name in ("global", "local")
         }
         self._newest = torch.zeros(capacity.slots, dtype=torch.int64, device=self.device)
-        # Twice what runs: what one step gives back is taken in at the next.
+        # A step gives back the rows of what ended or was preempted before it takes any.
         self.sampler = Sampler(
-            num_ids=text.unpadded_vocab_size, max_slots=2 * capacity.slots, device=self.device
+            num_ids=text.unpadded_vocab_size, max_slots=config.max_running, device=self.device
         )
 
     @torch.no_grad()
@@ -77,25 +81,31 @@ class Runner:
         self.cache.restore(plan.restores)
         self._write_tables(plan)
         if not plan.works:
-            return Launched(sampling=[], sampled=None, prompts=[])
+            return Launched(sampling=[], ids=None, raw=None, sampled=None, prompts=[])
         batch, ends = self._batch(plan.works)
         hidden_ND = self.model.decoder(batch)
         self.cache.snapshot(plan.after)
         prompts = self._prompt_logprobs(plan.works, hidden_ND, ends)
         sampling = [work for work in plan.works if work.samples]
         if not sampling:
-            return Launched(sampling=[], sampled=None, prompts=prompts)
+            return Launched(sampling=[], ids=None, raw=None, sampled=None, prompts=prompts)
         rows = [end - 1 for work, end in zip(plan.works, ends, strict=True) if work.samples]
         every = len(rows) == hidden_ND.shape[0]
-        last_SD = hidden_ND if every else hidden_ND[torch.tensor(rows, device=self.device)]
+        last_SD = hidden_ND if every else hidden_ND[upload(rows, self.device)]
         logits_SV = self.model.decoder.logits(last_SD)
         rows_S = self.sampler.rows([self._row_state(work) for work in sampling])
         sampled = self.sampler.sample(logits_SV, rows_S)
         self.sampler.count(rows_S, sampled.ids_S)
-        slots_S = torch.tensor([work.slot for work in sampling], device=self.device)
+        slots_S = upload([work.slot for work in sampling], self.device)
         # Without an answer (-1) the row is about to end; the step that overlaps needs some id.
         self._newest[slots_S] = sampled.ids_S.clamp(min=0)
-        return Launched(sampling=sampling, sampled=sampled, prompts=prompts)
+        return Launched(
+            sampling=sampling,
+            ids=Download([sampled.ids_S]),
+            raw=None if sampled.raw is None else Download(sampled.raw),
+            sampled=None if sampled.sampled is None else Download(sampled.sampled),
+            prompts=prompts,
+        )
 
     def _row_state(self, work: Work) -> RowState:
         sequence = work.sequence
@@ -121,7 +131,7 @@ class Runner:
                 ("local", sequence.local_table),
             ):
                 row = self._tables[name][sequence.slot]
-                row[: len(table.pages)] = torch.tensor(table.pages, dtype=torch.int64)
+                row[: len(table.pages)] = upload(table.pages, self.device)
 
     def _batch(self, works: Many[Work]) -> tuple[Batch, list[int]]:
         """The packed batch and the end row of each work."""
@@ -143,10 +153,10 @@ class Runner:
             else:
                 ids += work.sequence.tokens[work.start : work.start + work.count]
         device = self.device
-        ids_N = torch.tensor(ids, device=device)
+        ids_N = upload(ids, device)
         if unseen:
-            rows_M = torch.tensor(unseen, device=device)
-            of_M = torch.tensor([w.slot for w in works if w.from_device], device=device)
+            rows_M = upload(unseen, device)
+            of_M = upload([w.slot for w in works if w.from_device], device)
             ids_N[rows_M] = self._newest[of_M]
         positions_N = self._moved(positions)
         seq_ids_N = self._moved(seq_ids)
@@ -174,8 +184,7 @@ class Runner:
         return batch, ends.tolist()
 
     def _moved(self, values: Integers) -> Tensor:
-        found: Tensor = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
-        return found.to(self.device)
+        return upload(values, self.device)
 
     def _media(self, works: Many[Work], firsts: Integers) -> tuple[Tensor | None, Tensor | None]:
         """Rows of the batch that a picture or clip fills, and what fills them."""
@@ -190,7 +199,7 @@ class Runner:
                     features.append(self._features(item)[low - item.index : high - item.index])
         if not rows:
             return None, None
-        return torch.tensor(rows, device=self.device), torch.cat(features)
+        return upload(rows, self.device), torch.cat(features)
 
     def _features(self, item: Media) -> Tensor:
         """What the tower makes of a picture or clip, once."""
@@ -204,8 +213,8 @@ class Runner:
 
     def _prompt_logprobs(
         self, works: Many[Work], hidden_ND: Tensor, ends: list[int]
-    ) -> list[tuple[Work, Scores]]:
-        found: list[tuple[Work, Scores]] = []
+    ) -> list[tuple[Work, Download]]:
+        found: list[tuple[Work, Download]] = []
         for work, end in zip(works, ends, strict=True):
             sequence = work.sequence
             if sequence.request.prompt_logprobs is None or sequence.index != 0:
@@ -219,12 +228,12 @@ class Runner:
             rows_TD = hidden_ND[offset + first : offset + stop]
             targets = sequence.tokens[first + 1 : stop + 1]
             top = sequence.request.sampling.params.prompt_logprobs or 0
-            found.append((work, self._scores(rows_TD, targets, top)))
+            found.append((work, Download(self._scores(rows_TD, targets, top))))
         return found
 
     def _scores(self, rows_TD: Tensor, targets: list[int], top: int) -> Scores:
         """Raw log-probs of prompt tokens; the logits of SLICE rows exist at one time."""
-        targets_T = torch.tensor(targets, device=self.device)
+        targets_T = upload(targets, self.device)
         parts = [
             score(self.model.decoder.logits(rows_TD[i : i + SLICE]), targets_T[i : i + SLICE], top)
             for i in range(0, rows_TD.shape[0], SLICE)

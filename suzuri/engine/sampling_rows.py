@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from suzuri.engine.sampling_params import ResolvedSampling
+from suzuri.engine.transfers import upload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,9 +153,7 @@ def _upload(
     columns: Sequence[Sequence[int | float]], dtype: torch.dtype, device: torch.device
 ) -> list[Tensor]:
     """Each column as a tensor on the device, all in one copy."""
-    joined = torch.tensor([value for column in columns for value in column], dtype=dtype)
-    if device.type == "cuda":
-        joined = joined.pin_memory().to(device, non_blocking=True)
+    joined = upload([value for column in columns for value in column], device, dtype)
     parts: list[Tensor] = []
     start = 0
     for column in columns:

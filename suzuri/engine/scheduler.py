@@ -13,25 +13,11 @@ from collections.abc import Hashable
 
 from suzuri.engine.config import EngineConfig
 from suzuri.engine.pages import Pool, Table
-from suzuri.engine.plan import Plan, Work
+from suzuri.engine.plan import Counters, Plan, Work
 from suzuri.engine.prefix_cache import Match, PointState, PrefixCache
 from suzuri.engine.request import Request, Sequence, Status
 
 NO_MATCH = Match(length=0, point=None, branch=None)
-
-
-@dataclasses.dataclass(kw_only=True)
-class Counters:
-    """What happened since the start; the source of metrics."""
-
-    steps: int = 0
-    computed_tokens: int = 0
-    recomputed_tokens: int = 0
-    cached_tokens: int = 0
-    prompt_tokens: int = 0
-    preemptions: int = 0
-    admissions: int = 0
-    finished: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +47,8 @@ class Scheduler:
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._points: list[tuple[Sequence, int, PointState]] = []
         self._ended: list[tuple[int, int, int]] = []
+        self._chunked: list[Sequence] = []
+        """Ran a chunk in the step planned last: pages behind their windows are still theirs."""
         self._free_slots = list(range(config.max_running, 0, -1))
         self._free_tables: list[int] = []
         self._refused: tuple[int, ...] = ()
@@ -110,7 +98,7 @@ class Scheduler:
         """The next step. Changes the state of pools and sequences as if it had run already."""
         plan = Plan()
         plan.before, self._ended = self._ended, plan.before
-        plan.tables, self._free_tables = self._free_tables, plan.tables
+        self._drop_behind_windows(plan)
         while True:
             budget = self.config.token_budget - self._decodes(plan)
             budget = self._prefills(plan, budget)
@@ -119,11 +107,28 @@ class Scheduler:
                 break
             # Prefills hold everything between them and none can go on: the last one gives way.
             self._preempt(self.running[-1])
+        # Last, so that what was preempted just now makes room for what was admitted.
+        plan.tables, self._free_tables = self._free_tables, plan.tables
         self._publish_points()
         counters = self.counters
         counters.steps += 1
         counters.computed_tokens += plan.num_tokens
         return plan
+
+    def _drop_behind_windows(self, plan: Plan) -> None:
+        """Gives back the local pages that only the chunks of the step before had to see. Not within
+        that step, which still reads and writes them."""
+        for sequence in self._chunked:
+            if sequence.status is Status.RUNNING and sequence.local_table is not None:
+                self._drop(sequence, sequence.computed)
+                plan.changed.append(sequence)
+        self._chunked.clear()
+
+    def _drop(self, sequence: Sequence, start: int) -> None:
+        """Local pages that no query from `start` on can see, or one undone before it; a resume
+        point may ask for one token more."""
+        if self.shape.window and sequence.local_table is not None:
+            sequence.local_table.drop_before(start - self.config.undo - self.shape.window)
 
     def _decodes(self, plan: Plan) -> int:
         """One token for every sequence that only lacks its newest one."""
@@ -165,9 +170,9 @@ class Scheduler:
             if room == self._refused and self.running:
                 break  # nothing has changed since it did not fit
             is_stuck = not self.running
-            if not self._admit(plan, sequence, self._match(sequence)) and not (
+            if not self._admit(plan, sequence, self._match(sequence), budget) and not (
                 # Alone, what the cache has for it may be all that stands in its way.
-                is_stuck and self._admit(plan, sequence, NO_MATCH)
+                is_stuck and self._admit(plan, sequence, NO_MATCH, budget)
             ):
                 self._refused = room
                 break
@@ -193,13 +198,12 @@ class Scheduler:
     def _group(self, sequence: Sequence) -> Hashable:
         return sequence.request.root, sequence.request.group
 
-    def _admit(self, plan: Plan, sequence: Sequence, match: Match) -> bool:
+    def _admit(self, plan: Plan, sequence: Sequence, match: Match, budget: int) -> bool:
         """Give a waiting sequence its slot and what the prefix cache has for it."""
         if match.point is not None:
             self.cache.pin(match)
         try:
-            first = min(match.length + self.config.chunk, sequence.length)
-            if not self._has_head_room(sequence, match, first):
+            if not self._has_head_room(sequence, match, budget):
                 return False
             sequence.slot = self._free_slots.pop()
             sequence.global_table = Table(self.pools["global"], self.config.page_size)
@@ -293,6 +297,7 @@ class Scheduler:
             sequence.in_flight += 1
         plan.works.append(Work(sequence, start, count, samples, from_device, sequence.slot, length))
         plan.num_tokens += count
+        self._chunked.append(sequence)
         self.counters.recomputed_tokens += max(0, min(end, sequence.recomputed) - start)
         if sequence.points and sequence.points[0] <= end:
             while sequence.points and sequence.points[0] <= end:
@@ -302,9 +307,7 @@ class Scheduler:
 
     def _fitting(self, sequence: Sequence, start: int, count: int) -> int:
         """As many tokens as there are pages for without taking any from a running sequence."""
-        if self.shape.window and sequence.local_table is not None:
-            # The first query still possible is at start - undo; a point may ask for one before.
-            sequence.local_table.drop_before(start - self.config.undo - self.shape.window)
+        self._drop(sequence, start)
         for name, table in self._tables(sequence):
             if not self._uses(name):
                 continue
@@ -320,14 +323,19 @@ class Scheduler:
     def _uses(self, pool: str) -> bool:
         return self.shape.has_global if pool == "global" else self.shape.window > 0
 
-    def _has_head_room(self, sequence: Sequence, match: Match, first: int) -> bool:
-        """Whether the first chunk fits and leaves a page for each running sequence to go on."""
+    def _has_head_room(self, sequence: Sequence, match: Match, budget: int) -> bool:
+        """Whether a chunk fits and leaves a page for each running sequence to go on.
+
+        Of local pages, which come back after the step, as many as what is left of its budget takes.
+        """
         size = self.config.page_size
-        blocks = -(-first // size) - match.length // size
         for name in ("global", "local"):
             if not self._uses(name):
                 continue
             pool = self.pools[name]
+            chunk = self.config.chunk if name == "global" else min(self.config.chunk, budget)
+            first = min(match.length + chunk, sequence.length)
+            blocks = -(-first // size) - match.length // size
             reserve = min(len(self.running), pool.size // 16) if self.running else 0
             need = min(blocks, pool.size - 1)
             if pool.free < need + reserve and not self.cache.make_room(name, need + reserve):

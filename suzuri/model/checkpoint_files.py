@@ -21,6 +21,7 @@ from typing import Any, cast
 from suzuri.model.json_fields import parse_object
 from suzuri.model.tensor_names import LAYOUTS, Layout, canonical, marks
 
+CONFIG_FILE = "config.json"
 INDEX_SUFFIX = ".safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
@@ -275,9 +276,24 @@ def _no_weights(folder: Path, present: list[str]) -> str:
     others = [name for name in present if name.endswith((".bin", ".pt", ".pth", ".gguf", ".npz"))]
     if others:
         return f"{folder} has no *.safetensors file; {_some(others)}: this format is not read"
+    if hint := near_folders(folder):
+        return f"{folder} has no *.safetensors file{hint}"
     below = [name for name in present if any((folder / name).glob("*.safetensors"))]
     hint = f"; did you mean {folder / below[0]}?" if below else ""
     return f"{folder} has no *.safetensors file{hint}"
+
+
+def near_folders(folder: Path) -> str:
+    """What may be meant by a folder that is no model folder: "; did you mean ...?" with the model
+    folders in it or one level further down; "" when there are none."""
+    found: list[Path] = []
+    for pattern in (f"*/{CONFIG_FILE}", f"*/*/{CONFIG_FILE}"):
+        try:
+            found = found or sorted(path.parent for path in folder.glob(pattern))
+        except OSError:
+            return ""
+    one = "one of " if len(found) > 1 else ""
+    return f"; did you mean {one}{_some([str(path) for path in found])}?" if found else ""
 
 
 def _check_shard_count(folder: Path, shards: list[str]) -> None:

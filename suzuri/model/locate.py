@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Literal
 
 from suzuri.log import get_logger
-from suzuri.model.checkpoint_files import CheckpointError, scan
+from suzuri.model.checkpoint_files import (
+    CONFIG_FILE,
+    Checkpoint,
+    CheckpointError,
+    near_folders,
+    scan,
+)
 from suzuri.model.config import PRESETS, ModelConfig, preset
 from suzuri.model.hub import (
     DEFAULT_REVISION,
@@ -23,7 +29,7 @@ from suzuri.model.hub import (
 )
 from suzuri.model.hub_errors import HubError
 
-CONFIG_FILES = ("config.json", "hf_quant_config.json")
+CONFIG_FILES = (CONFIG_FILE, "hf_quant_config.json")
 """What is fetched of a hub model when only its shape is asked for."""
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz")
 
@@ -32,12 +38,21 @@ log = get_logger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Located:
-    """A model that was found. `folder` holds its files; None for a preset or a config alone."""
+    """A model that was found. `folder` holds its files; None for a preset or a config alone.
+
+    `scanned`: its checkpoint, where finding the model took a look at it already.
+    """
 
     name: str
     config: ModelConfig
     folder: Path | None
     kind: Literal["preset", "config", "folder", "hub"]
+    scanned: Checkpoint | None = None
+
+    def checkpoint(self) -> Checkpoint:
+        """The files of the folder, each read once. Raises CheckpointError for a fault in them."""
+        assert self.folder is not None, f"{self.name} has no files"
+        return self.scanned or scan(self.folder)
 
 
 def locate(model: str, *, weights: bool = False) -> Located:
@@ -95,6 +110,8 @@ def _existing_path(model: str) -> Path | None:
 
 def _from_path(path: Path) -> Located:
     if path.is_dir():
+        if not (path / CONFIG_FILE).exists() and (hint := near_folders(path)):
+            raise ValueError(f"{path} has no {CONFIG_FILE}{hint}")
         name = path.resolve().name or str(path)
         return Located(name=name, config=ModelConfig.from_file(path), folder=path, kind="folder")
     if path.name.endswith(WEIGHT_SUFFIXES):
@@ -115,8 +132,10 @@ def _from_preset(name: str) -> Located:
 
 def _from_hub(model: str, weights: bool) -> Located:
     repo, revision = parse_repo(model)
+    scanned = None
     if weights:
-        folder = _complete_copy(model, repo, revision)
+        scanned = _complete_copy(model, repo, revision)
+        folder = scanned.directory
     else:
         try:
             folder = _fetch_config(repo, revision)
@@ -126,10 +145,10 @@ def _from_hub(model: str, weights: bool) -> Located:
         config = ModelConfig.from_file(folder)
     except ValueError as error:
         raise ValueError(f"{model}: {error}") from error
-    return Located(name=repo, config=config, folder=folder, kind="hub")
+    return Located(name=repo, config=config, folder=folder, kind="hub", scanned=scanned)
 
 
-def _complete_copy(model: str, repo: str, revision: str | None) -> Path:
+def _complete_copy(model: str, repo: str, revision: str | None) -> Checkpoint:
     folder = cached_snapshot(repo, revision)
     if folder is None:
         raise ValueError(
@@ -137,12 +156,11 @@ def _complete_copy(model: str, repo: str, revision: str | None) -> Path:
             f"suzuri pull {model}"
         )
     try:
-        scan(folder)
+        return scan(folder)
     except CheckpointError as error:
         raise ValueError(
             f"{model} is not complete in the hub's cache: {error}. Go on with: suzuri pull {model}"
         ) from error
-    return folder
 
 
 def _fetch_config(repo: str, revision: str | None) -> Path:

@@ -231,7 +231,8 @@ def _surplus_tower(part: str, count: int, checkpoint: Checkpoint) -> str:
     return (
         f"{tensor.file}: {prefix}* is surplus: {count} tensors of a tower that config.json does "
         f"not have ({part}_config). Put the block back, or leave the towers out knowingly: "
-        "`suzuri trace` and `suzuri convert` do with --text-only"
+        "`suzuri generate`, `suzuri trace` and `suzuri convert` do with --text-only, suzuri.LLM "
+        "with text_only=True"
     )
 
 

@@ -56,12 +56,12 @@ class LoadReport:
 
 def load_weights(
     model: Inkling,
-    directory: str | Path,
+    directory: str | Path | Checkpoint,
     *,
     want: frozenset[str],
     progress: Progress | None = None,
 ) -> LoadReport:
-    """Fill every parameter of `model` from a folder in any layout.
+    """Fill every parameter of `model` from a folder in any layout (or from its scan).
 
     `want` names the optional parts to load: "vision", "audio", "mtp". Afterwards the model holds
     exactly what was loaded: a tower or draft that was not is set to None, and draft depths that
@@ -73,7 +73,7 @@ def load_weights(
     block scale that is NaN is found only when its turn comes), and ValueError for a wanted part
     that the model was built without.
     """
-    checkpoint = scan(directory)
+    checkpoint = directory if isinstance(directory, Checkpoint) else scan(directory)
     plan = reconcile(model.config, checkpoint, want)
     _check_built(model, plan)
     total = sum(tensor.nbytes for _, tensor in plan.reads)

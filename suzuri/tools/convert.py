@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from suzuri import __version__
+from suzuri.engine.devices import device_named
 from suzuri.model.checkpoint_files import Checkpoint, CheckpointError, scan
 from suzuri.model.checkpoint_io import CheckpointReader
 from suzuri.model.checkpoint_writer import (
@@ -27,7 +28,7 @@ from suzuri.model.locate import Located, locate
 from suzuri.model.random_weights import RandomWeights
 from suzuri.model.reconcile import held_config, reconcile
 from suzuri.model.tensor_names import OPTIONAL_PARTS, Layout
-from suzuri.model.tensor_table import parameter_shapes, table
+from suzuri.model.tensor_table import FIRST_NVFP4_LAYER, parameter_shapes, table
 from suzuri.model.transfer import Source
 from suzuri.model.weights import quantised, stored_as
 from suzuri.tools.convert_config import ConvertConfig
@@ -40,6 +41,9 @@ from suzuri.tools.convert_folder import (
     other_files,
 )
 from suzuri.tools.convert_progress import shown
+from suzuri.tools.convert_values import FiniteSource
+
+GO_ON = " The same command (without --restart) goes on from there."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +70,7 @@ def run_convert(config: ConvertConfig) -> int:
     Raises ValueError or OSError where source, destination or disk do not allow it.
     """
     console = Console()
-    device = _device(config.device)
+    device = device_named(config.device, f"--device {config.device}")
     located = locate(config.source, weights=not config.random_weights)
     target = destination(config.destination, located.folder)
     with _origin(config, located) as origin:
@@ -95,27 +99,17 @@ def run_convert(config: ConvertConfig) -> int:
     return 0
 
 
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        if device.type not in ("cpu", "cuda"):
-            raise RuntimeError("must be cpu or cuda")
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"--device {name}: {reason}") from None
-    return device
-
-
 @contextlib.contextmanager
 def _explained(partial: Path, console: Console) -> Generator[None]:
-    """However it stops: where the unfinished folder is, and how to go on."""
+    """However it stops: where the unfinished folder is, and how to go on where that can be."""
     try:
         yield
-    except (KeyboardInterrupt, ValueError, OSError):
+    except (KeyboardInterrupt, ValueError, OSError) as error:
+        # A ValueError says itself what must change first, in the source mostly.
+        go_on = "" if isinstance(error, ValueError) else GO_ON
         console.print(
-            f"stopped; {partial} keeps the shards that are complete. The same command (without "
-            "--restart) goes on from there; remove it when it is not wanted",
+            f"stopped; {partial} keeps the shards that are complete.{go_on} Remove it when it is "
+            "not wanted",
             markup=False,
             highlight=False,
             soft_wrap=True,
@@ -143,15 +137,14 @@ def _origin(config: ConvertConfig, located: Located) -> Generator[Origin]:
             check_divisors=lambda: None,
         )
         return
-    assert located.folder is not None
-    checkpoint = scan(located.folder)
+    checkpoint = located.checkpoint()
     states = _states(checkpoint)
     held = reconcile(located.config, checkpoint, config.want)
     with CheckpointReader(checkpoint, held.reads) as reader:
         reader.check_small()
         yield Origin(
             config=held.config,
-            source=reader,
+            source=FiniteSource(reader, checkpoint.directory, held.reads),
             activations=any(entry.field.startswith("input_") for entry, _ in held.reads),
             layout=checkpoint.layout,
             identity=_identity(checkpoint, states),
@@ -197,10 +190,12 @@ def _identity(checkpoint: Checkpoint, states: dict[str, tuple[int, int]]) -> str
 def _plan(config: ConvertConfig, origin: Origin) -> tuple[FolderPlan, list[str]]:
     """What to write, and notes about it."""
     model = origin.config
+    notes: list[str] = []
     if config.experts == "bf16":
         model = dataclasses.replace(model, quantization=None)
     elif config.experts == "nvfp4" and model.quantization is None:
         model = quantised(model)
+        notes += _left_alone(model)
     layout = config.layout or origin.layout
     storage = stored_as(model, layout, activations=origin.activations, names=config.names)
     is_quantised = bool(storage.nvfp4_layers)
@@ -208,10 +203,25 @@ def _plan(config: ConvertConfig, origin: Origin) -> tuple[FolderPlan, list[str]]
         raise ValueError(f"--names {config.names}: the result has no NVFP4 experts to name")
     if is_quantised and storage.names == "compressed-tensors":
         origin.check_divisors()
-    notes: list[str] = []
     if origin.activations and not is_quantised:
         notes.append("the experts' activation scales (input_amax) are dropped with NVFP4")
     return plan_folder(model, storage, max(1, int(config.max_shard_gb * 1e9))), notes
+
+
+def _left_alone(model: ModelConfig) -> list[str]:
+    """What quantising does not touch."""
+    assert model.quantization is not None
+    text = model.text
+    others = [
+        str(layer)
+        for layer in range(text.num_hidden_layers)
+        if not text.is_dense(layer) and layer not in model.quantization.layers
+    ]
+    kept = f"those of layer {', '.join(others)} and all other weights" if others else "the others"
+    return [
+        "NVFP4 goes where the released checkpoints have it, to the routed experts from layer "
+        f"{FIRST_NVFP4_LAYER} on; {kept} stay {text.torch_dtype}"
+    ]
 
 
 def _record(origin: Origin, plan: FolderPlan) -> dict[str, object]:

@@ -9,8 +9,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from suzuri.engine.load import available_memory, read_weights
-from suzuri.model.checkpoint_files import scan
+from suzuri.engine.load import read_weights
+from suzuri.engine.memory import available_memory
+from suzuri.model.checkpoint_files import Checkpoint
 from suzuri.model.config import ModelConfig
 from suzuri.model.inkling import PARTS, Inkling
 from suzuri.model.reconcile import reconcile
@@ -38,23 +39,24 @@ def read_records(path: Path) -> dict[str, Tensor]:
 
 
 def load_model(
-    folder: Path, dtype: str, console: Console, want: frozenset[str] = PARTS
+    checkpoint: Checkpoint, dtype: str, console: Console, want: frozenset[str] = PARTS
 ) -> tuple[Inkling, LoadReport]:
     """Loads a checkpoint of any layout with progress; prints what was left out.
 
     `want` names the optional parts; without "vision" and "audio" the model is text-only. NVFP4
     experts stay quantised in memory, wherever the files rather than the config tell of them.
     """
+    folder = checkpoint.directory
     config = ModelConfig.from_file(folder)
     if config.unknown_keys:
         keys = ", ".join(config.unknown_keys)
         console.print(f"config.json: ignored unknown keys {keys}", markup=False)
-    plan = reconcile(config, scan(folder), want)
+    plan = reconcile(config, checkpoint, want)
     config = dataclasses.replace(config, quantization=plan.config.quantization)
     config = with_towers(config, want)
     refuse_too_big(config, dtype, folder)
     model = Inkling(config, dtype=getattr(torch, dtype))
-    report = read_weights(model, folder, want, console)
+    report = read_weights(model, checkpoint, want, console)
     console.print(
         f"loaded {report.num_tensors} tensors, {report.num_bytes / 1e6:.1f} MB, from {folder} "
         f"as {dtype}: {', '.join(sorted(report.parts))}; {report.mtp_depths} draft depths",

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
+from suzuri.model.checkpoint_files import scan
 from suzuri.model.inkling import Inkling
 from suzuri.model.locate import locate
 from suzuri.tools.golden import compute, record_problem
@@ -51,8 +52,7 @@ def run_trace(config: TraceConfig) -> int:
         if config.layout is not None:
             raise ValueError("--layout chooses within a golden folder; files tell their own layout")
         located = locate(config.model, weights=True)
-        assert located.folder is not None
-        model, _ = load_model(located.folder, config.dtype, console, config.want)
+        model, _ = load_model(located.checkpoint(), config.dtype, console, config.want)
         return show(console, self_checks(model, config, console), config.model, "itself")
     refuse_unused_flags(config)
     expected = read_records(folder / "expected.safetensors")
@@ -63,7 +63,7 @@ def run_trace(config: TraceConfig) -> int:
         expected = {name: value for name, value in expected.items() if name not in towers}
     layout = config.layout or "released"
     checkpoint = folder / LAYOUT_FOLDERS[layout]
-    model, report = load_model(checkpoint, config.dtype, console, config.want)
+    model, report = load_model(scan(checkpoint), config.dtype, console, config.want)
     # That layout has no place for draft depths; in the other one their absence is a fault.
     without_drafts = layout == "transformers" and "mtp" not in report.parts
     refuse_other_model(model, expected, folder / "expected.safetensors", checkpoint)

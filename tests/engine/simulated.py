@@ -17,8 +17,8 @@ from suzuri.engine.config import EngineConfig
 from suzuri.engine.engine import Engine, TokenEvent
 from suzuri.engine.plan import Plan, Work
 from suzuri.engine.runner import Launched
-from suzuri.engine.sampler import Sampled
 from suzuri.engine.sampling_params import SamplingParams
+from suzuri.engine.transfers import Download
 from suzuri.model.config import ModelConfig, MtpConfig, preset
 from suzuri.processing.vocabulary import FullVocabulary
 
@@ -95,8 +95,8 @@ class TokenRunner:
         self.largest_step = max(self.largest_step, plan.num_tokens)
         for work, token in zip(sampling, drawn, strict=True):
             self.newest[work.slot] = token
-        sampled = Sampled(torch.tensor(drawn, dtype=torch.int64), None, None)
-        return Launched(sampling=sampling, sampled=sampled if sampling else None, prompts=[])
+        ids = Download([torch.tensor(drawn, dtype=torch.int64)]) if sampling else None
+        return Launched(sampling=sampling, ids=ids, raw=None, sampled=None, prompts=[])
 
     def _snapshot(self, items: Many[tuple[int, int, int]]) -> None:
         for slot, kept, length in items:

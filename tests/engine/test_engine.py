@@ -386,3 +386,36 @@ def test_c18_local_state_stops_growing_after_the_window() -> None:
     assert max(used[20:]) <= 4 + 3
     assert max(used[:20]) <= 10 + 3
     assert len(used) > 4000
+
+
+def test_c18_local_pages_of_a_chunk_come_back_in_the_next_step() -> None:
+    """Not only when the next page is needed: until then others would find none."""
+    subject = engine(max_chunk=32, local_pages=200, prefix_cache=False, token_budget=64)
+    window = (7 + 1) // 4 + 2  # what a sequence needs between steps, as capacity.py counts it
+    request = subject.add("a", ids(random.Random(15), 90), params(30))
+    pool = subject.scheduler.pools["local"]
+    used: list[tuple[int, int]] = []
+    while subject.has_work:
+        subject.step()
+        used.append((request.sequences[0].computed, pool.used))
+        subject.check()
+    assert max(pages for computed, pages in used if computed <= 90) <= window + 32 // 4
+    assert max(pages for computed, pages in used if 91 < computed < 119) <= window
+
+
+def test_many_prefills_at_once_stay_within_their_windows_and_one_budget() -> None:
+    """The sum that capacity.py makes for local pages: a window for each that runs, and what one
+    step has in flight."""
+    budget, running, size = 64, 8, 16
+    subject = engine(
+        local_pages=300, global_pages=300, page_size=size, prefix_cache=False, token_budget=budget
+    )
+    generator = random.Random(16)
+    for i in range(30):
+        subject.add(str(i), ids(generator, generator.randrange(40, 150)), params(12))
+    window = (7 + 1) // size + 2
+    most = 0
+    while subject.has_work:
+        subject.step()
+        most = max(most, subject.scheduler.pools["local"].used)
+    assert running * window // 2 < most <= running * window + budget // size

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 from safetensors.torch import load_file
 
 import suzuri
@@ -19,7 +20,10 @@ from suzuri.engine import load
 from suzuri.engine.llm import LLM, Job
 from suzuri.engine.outputs import CompletionOutput, RequestOutput
 from suzuri.engine.sampling_params import SamplingParams
+from suzuri.model import checkpoint_files
+from suzuri.model.locate import locate
 from suzuri.processing.images import image_patches
+from suzuri.tools.loading import load_model
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BASE = GOLDEN / "base" / "original"
@@ -444,10 +448,54 @@ def test_models_that_cannot_be_served_are_refused(tmp_path: Path) -> None:
         LLM(str(tmp_path))
     with pytest.raises(ValueError, match="LLM has no gpu_memory_utilization, tp; there are model,"):
         LLM(gpu_memory_utilization=0.9, tp=2)
-    with pytest.raises(ValueError, match="device = 'tpu': must be cpu or cuda"):
+    with pytest.raises(ValueError, match="device = 'tpu': must be cpu, cuda or cuda:N"):
         LLM(device="tpu")
     with pytest.raises(ValueError, match="max_running = 0"):
         LLM(max_running=0)
+
+
+@pytest.mark.parametrize("name", ["text_only", "language_model_only"])
+def test_text_only_leaves_the_towers_out(name: str, tmp_path: Path) -> None:
+    """Also those that the files hold and the config does not, which are a fault otherwise."""
+    prompt = [[5, 6, 7, 8]]
+    flag: Any = {name: True}
+    both = LLM(str(BASE), dtype="float32", **SIZES)
+    alone = LLM(str(BASE), dtype="float32", **SIZES, **flag)
+    assert both.engine.model.vision is not None and both.engine.model.audio is not None
+    assert alone.engine.model.vision is None and alone.engine.model.audio is None
+    answers = [one.generate(prompt, greedy(4, logprobs=0))[0].outputs[0] for one in (both, alone)]
+    assert answers[0] == answers[1]
+    raw = {"prompt_token_ids": [5, 6], "multi_modal_data": {"image": picture(1)}}
+    with pytest.raises(ValueError, match="this model has no vision tower; leave the picture out"):
+        alone.generate([raw])
+    document = json.loads((BASE / "config.json").read_text("utf-8"))
+    del document["vision_config"]
+    folder = tmp_path / "model"
+    shutil.copytree(BASE, folder)
+    (folder / "config.json").write_text(json.dumps(document), "utf-8")
+    with pytest.raises(ValueError, match=r"a tower that config.json does not.*text_only=True"):
+        LLM(str(folder), dtype="float32", **SIZES)
+    surplus = LLM(str(folder), dtype="float32", **SIZES, **flag)
+    assert surplus.generate(prompt, greedy(4, logprobs=0))[0].outputs[0] == answers[0]
+    drawn = LLM(**SIZES, **flag)
+    assert drawn.engine.model.vision is None and drawn.engine.model.config.audio is None
+
+
+def test_headers_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    usual = checkpoint_files.read_header
+
+    def counted(path: Path) -> Any:
+        read.append(path.name)
+        return usual(path)
+
+    monkeypatch.setattr(checkpoint_files, "read_header", counted)
+    LLM(str(BASE), dtype="float32", **SIZES)
+    files = sorted(path.name for path in BASE.glob("*.safetensors"))
+    assert sorted(read) == files and len(files) > 1
+    read.clear()
+    load_model(locate(str(BASE), weights=True).checkpoint(), "float32", Console())
+    assert sorted(read) == files
 
 
 def test_random_weights_of_any_shape_are_those_of_the_seed(tmp_path: Path) -> None:
@@ -467,8 +515,6 @@ def test_random_weights_of_any_shape_are_those_of_the_seed(tmp_path: Path) -> No
 def test_progress_is_shown_on_terminals_only(
     llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rich.console import Console
-
     llm.generate("Hello", greedy(2))
     assert capsys.readouterr() == ("", "")
     monkeypatch.setattr(llm, "_console", Console(stderr=True, force_terminal=True))

@@ -273,6 +273,95 @@ def test_queues_do_not_grow_with_points_long_gone():
     assert max(len(queue) for queue in world.cache._queues.values()) < 80
 
 
+def turn(world: World, prompt: list[int], answer: list[int]) -> list[int]:
+    """Runs a prompt and its answer; points at the end of both. Returns both."""
+    sequence, _ = world.start("a", prompt)
+    while sequence.computed < len(prompt):
+        assert world.run(sequence, 100)
+    sequence.tokens = [*prompt, *answer]
+    assert world.run(sequence, 100)
+    world.finish(sequence, keep=True)
+    return [*prompt, *answer]
+
+
+def lengths(world: World, *prompts: list[int]) -> list[int]:
+    return [world.cache.match("a", prompt).length for prompt in prompts]
+
+
+def evict(world: World, pool: str, count: int = 1) -> None:
+    for _ in range(count):
+        assert world.make_room(pool, world.pools[pool].free + 1)
+
+
+@pytest.mark.parametrize("pool", ["snapshot", "local"])
+def test_points_that_a_conversation_has_left_behind_go_before_older_ones(pool: str):
+    world = World(window=3, snapshots=20, pages=60)
+    other = turn(world, [9] * 8, [8] * 4)
+    first = turn(world, [1] * 8, [2] * 4)
+    turn(world, [*first, *[3] * 4], [4] * 4)
+    ways = ([1] * 8 + [7], [*first, 7], [*first, *[3] * 4, 7], [*other, 7])
+    assert lengths(world, *ways) == [8, 12, 16, 12]
+    evict(world, pool)
+    assert lengths(world, *ways) == [0, 12, 16, 12]
+    evict(world, pool)
+    assert lengths(world, *ways) == [0, 0, 16, 12]
+    evict(world, pool)  # nothing else is behind: the oldest
+    assert lengths(world, [9] * 8 + [7], ways[-1]) == [0, 12]
+
+
+def test_a_point_left_behind_that_is_used_again_is_as_any_other():
+    world = World(window=3, snapshots=20, pages=60)
+    first = turn(world, [1] * 8, [2] * 4)
+    turn(world, [*first, *[3] * 4], [4] * 4)
+    turn(world, [9] * 8, [8] * 4)
+    world.cache.use(world.cache.match("a", [1] * 8 + [7]))
+    evict(world, "snapshot")
+    assert lengths(world, [1] * 8 + [7], [*first, 7]) == [8, 8]
+
+
+def test_where_several_ways_go_on_nothing_is_left_behind():
+    world = World(window=3, snapshots=30, pages=90)
+    system = [5] * 8
+    run_all(world, "a", [*system, 0])
+    ends = [turn(world, [*system, n, n, n], [n] * 4) for n in (1, 2, 3)]  # 1 learns the branch
+    ends = [turn(world, [*end, 4, 4, 4], [5] * 4) for end in ends]
+    oldest = world.cache.points
+    evict(world, "snapshot", 6)  # of each conversation the first turn's prompt and its end
+    assert world.cache.points == oldest - 6
+    assert lengths(world, [*system, 6], *([*end, 6] for end in ends)) == [8, 22, 22, 22]
+
+
+def test_the_rest_of_a_turn_whose_thoughts_were_dropped_goes_first():
+    world = World(window=3, snapshots=20, pages=60)
+    turn(world, [9] * 8, [8] * 4)
+    whole = turn(world, [1] * 8, [2, 2, 2, 2, 3, 3])
+    turn(world, [1] * 8 + [2, 3, 3, 4, 4], [6] * 4)
+    evict(world, "snapshot")
+    assert lengths(world, [*whole, 7], [1] * 8 + [2, 3, 3, 4, 4, 7], [9] * 8 + [7]) == [8, 13, 8]
+
+
+def test_the_prompt_of_a_turn_counts_as_used_when_the_turn_ends():
+    """However long it took: who drops the thoughts comes back to the prompt."""
+    world = World(window=3, snapshots=20, pages=60)
+    slow, _ = world.start("a", [1] * 8)
+    assert world.run(slow, 8)
+    turn(world, [9] * 8, [8] * 4)
+    slow.tokens += [2] * 6
+    assert world.run(slow, 100)
+    world.finish(slow, keep=True)
+    evict(world, "snapshot")
+    assert lengths(world, [1] * 8 + [7], [9] * 8 + [7]) == [8, 0]
+
+
+def test_the_list_of_what_was_left_behind_does_not_grow():
+    world = World(snapshots=5, pages=60)
+    for n in range(100):
+        first = turn(world, [n, n, n], [n, n])
+        turn(world, [*first, 1], [2, 2])
+    assert world.cache.points < 5
+    assert max(len(behind) for behind in world.cache._behind.values()) < 80
+
+
 # Points of other shapes
 
 

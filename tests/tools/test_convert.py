@@ -204,18 +204,60 @@ def test_what_cannot_be_quantised_is_refused_by_name(
 def test_weights_that_are_no_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float
 ) -> None:
-    """Refused by parameter and expert when quantising, copied as they are otherwise."""
+    """Refused by file, tensor and expert, whether they are quantised or copied."""
     model = Inkling(ModelConfig.from_file(BASE), dtype=torch.bfloat16)
     initialize(model)
     with torch.no_grad():
         model.get_parameter("decoder.layers.5.mlp.down")[2, 1, 3] = value
     export_weights(model, tmp_path / "source")
-    error = refused(capsys, tmp_path / "source", tmp_path / "out", *NVFP4)
-    assert "decoder.layers.5.mlp.down, expert 2" in error and "must be finite" in error
-    assert not (tmp_path / "out").exists()
-    same = convert(tmp_path / "source", tmp_path / "same", *TRANSFORMERS)
-    back = convert(same, tmp_path / "back", *RELEASED)
-    assert_same_bits(read_tensors(back), read_tensors(tmp_path / "source"))
+    for words in (NVFP4, TRANSFORMERS, ()):
+        error = refused(capsys, tmp_path / "source", tmp_path / "out", *words, "--restart")
+        where = tmp_path / "source" / "model-00001-of-00001.safetensors"
+        name = "model.llm.layers.5.mlp.experts.w2_weight"
+        assert f"{where}: {name} holds {value}, in expert 2; no model" in error
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("folder", CASES, ids=lambda path: path.parent.name)
+def test_no_tensor_is_copied_with_a_value_that_is_no_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    """The tensor is named also where two make up one parameter."""
+    source = tmp_path / "source"
+    shutil.copytree(folder, source)
+    seen = set[str]()
+    for name, entry in scan(folder).tensors.items():
+        if (kind := name.split(".")[-2] + entry.dtype) in seen or entry.dtype not in NAN:
+            continue
+        seen.add(kind)
+        count = len(NAN[entry.dtype])
+        at = entry.start + entry.nbytes // count // 2 * count
+        with (source / entry.file).open("r+b") as file:
+            file.seek(at)
+            before = file.read(count)
+            file.seek(at)
+            file.write(NAN[entry.dtype])
+        error = refused(capsys, source, tmp_path / "out", *TRANSFORMERS, "--restart")
+        assert f"{source / entry.file}: {entry.stored_name} holds nan" in error
+        with (source / entry.file).open("r+b") as file:
+            file.seek(at)
+            file.write(before)
+    assert len(seen) > 8
+    convert(source, tmp_path / "out", *TRANSFORMERS, "--restart")
+
+
+NAN = {"BF16": bytes((0xC0, 0x7F)), "F32": bytes((0, 0, 0xC0, 0xFF))}
+
+
+def test_quantising_says_what_it_leaves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    convert(BASE, tmp_path / "out", *NVFP4)
+    said = "NVFP4 goes where the released checkpoints have it, to the routed experts from layer 3"
+    assert f"{said} on; those of layer 2 and all other weights stay bfloat16" in (
+        capsys.readouterr().out
+    )
+    convert(tmp_path / "out", tmp_path / "again", *TRANSFORMERS)
+    convert(BASE, tmp_path / "bf16")
+    assert "NVFP4 goes" not in capsys.readouterr().out
 
 
 def test_a_block_scale_that_is_no_number(
@@ -352,7 +394,7 @@ def test_other_files_go_along_and_other_weights_do_not(
     ("words", "message"),
     [
         (("--device", "gpu"), "--device gpu: "),
-        (("--device", "meta"), "--device meta: must be cpu or cuda"),
+        (("--device", "meta"), "--device meta: must be cpu, cuda or cuda:N"),
         (("--device", "cuda:99"), "--device cuda:99: "),
         (("--max-shard-gb", "0"), "--max-shard-gb 0.0: must be from"),
         (("--max-shard-gb", "nan"), "--max-shard-gb nan: must be from"),

@@ -97,6 +97,32 @@ def test_ctrl_c_says_how_to_go_on(
     assert f"going on: {count} of " in capsys.readouterr().out
 
 
+def test_a_fault_of_the_source_is_not_said_to_go_away(
+    tmp_path: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same command would only meet it again."""
+    with (source / MAIN).open("r+b") as file:
+        file.seek(-2, os.SEEK_END)
+        file.write(b"\xc0\x7f")
+    assert run(source, tmp_path / "out", *SMALL_SHARDS) == 2
+    out, err = capsys.readouterr()
+    assert f"stopped; {partial(tmp_path / 'out')} keeps the shards that are complete. Remove" in out
+    assert "same command" not in out and "holds nan" in err
+
+
+def test_a_full_disk_is_said_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        at_write(patched, 150, full)
+        assert run(BASE, tmp_path / "out", *SMALL_SHARDS) == 2
+    assert "The same command (without --restart) goes on" in capsys.readouterr().out
+    convert(BASE, tmp_path / "out", *SMALL_SHARDS)
+
+
 def shorten(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 1)
 

@@ -1,5 +1,6 @@
 """`suzuri generate`: lines in, JSON lines out, in order, with faults in their own lines only."""
 
+import dataclasses
 import io
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 from suzuri.config import parse
 from suzuri.engine.llm import LLM, Job
 from suzuri.engine.sampling_params import SamplingParams
+from suzuri.tools.generate import config as config_file
 from suzuri.tools.generate import run as run_file
 from suzuri.tools.generate import source
 from suzuri.tools.generate.config import GenerateConfig
@@ -180,7 +182,6 @@ def test_parameters_of_a_line_replace_those_of_the_command() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "nothing to complete; give --prompt TEXT or --input FILE"),
         (["--input", "none.txt"], "--input none.txt: there is no such file"),
         (["--input", "/"], "--input / is a folder"),
         (["--prompt", "x", "--output", "/"], "--output / is a folder"),
@@ -195,6 +196,52 @@ def test_wrong_flags_are_refused_before_anything_is_loaded(words: list[str], mes
     config = parse(GenerateConfig, prog="suzuri generate", args=words)
     with pytest.raises(ValueError, match=message):
         config.resolve()
+
+
+def test_without_prompts_stdin_is_read_unless_it_is_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = parse(GenerateConfig, prog="suzuri generate", args=["--max-tokens", "3"])
+    reading, writing = os.pipe()
+    leader, terminal = os.openpty()
+    monkeypatch.setattr(config_file, "STDIN", reading)
+    assert config.resolve() == dataclasses.replace(config, input="-")
+    with_prompt = dataclasses.replace(config, prompt=("x",))
+    assert with_prompt.resolve() == with_prompt
+    nothing = "nothing to complete; give --prompt TEXT or --input FILE"
+    monkeypatch.setattr(config_file, "STDIN", terminal)
+    with pytest.raises(ValueError, match=nothing):
+        config.resolve()
+    for descriptor in (reading, writing, leader, terminal):
+        os.close(descriptor)
+    with pytest.raises(ValueError, match=nothing):  # closed
+        config.resolve()
+
+
+def test_piped_prompts_need_no_flag() -> None:
+    with start("--max-tokens", "2") as process:
+        out, _ = process.communicate("Hello\n\nthere\n", timeout=100)
+        assert process.returncode == 0
+    assert [one["id"] for one in records(out)] == [0, 1]
+    assert all(len(one["outputs"][0]["token_ids"]) == 2 for one in records(out))
+
+
+def test_text_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tower that is not there takes no pictures; the text is the same."""
+    given = tmp_path / "in.jsonl"
+    url = "data:image/png;base64,AAAA"
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    lines: list[dict[str, Any]] = [
+        {"prompt": "Hello", "max_tokens": 3},
+        {"messages": [{"role": "user", "content": content}]},
+    ]
+    given.write_text("\n".join(map(json.dumps, lines)), "utf-8")
+    answers: list[Any] = []
+    for words in ((), ("--text-only",)):
+        assert generate("--input", str(given), *words) == 1
+        answers.append(records(capsys.readouterr().out))
+    assert answers[0][0] == answers[1][0]
+    assert "this model has no vision tower" in answers[1][1]["error"] != answers[0][1]["error"]
 
 
 def test_the_input_is_not_overwritten(tmp_path: Path) -> None:

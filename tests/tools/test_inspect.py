@@ -468,3 +468,25 @@ def test_the_doctor_looks_at_a_folder_with_this(tmp_path: Path) -> None:
     assert files.status == "problem" and "INCOMPLETE" in files.value
     (nothing,) = model_lines(this_machine(), tmp_path / "nothing", Nvidia())
     assert nothing.status == "problem" and "does not exist" in nothing.value
+
+
+def test_the_parent_of_model_folders_points_to_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """A golden folder holds records of tensors, and its checkpoints one level down."""
+    golden = BASE.parent
+    assert run_inspect(InspectConfig(model=str(golden))) == 1
+    words = f"{golden} has no config.json; did you mean one of {BASE}, {golden / 'transformers'}?"
+    assert capsys.readouterr().out.splitlines()[-1].endswith(words)
+    with pytest.raises(ValueError, match=r"no \*.safetensors file; did you mean .*9 more\?$"):
+        run_inspect(InspectConfig(model=str(golden.parent)))
+
+
+def test_doctor_says_in_plain_words_what_is_wrong_with_a_model(tmp_path: Path) -> None:
+    for model, words in (
+        ("nosuch", "no preset 'nosuch'; there are inkling,"),
+        (str(tmp_path), f"{tmp_path} has no *.safetensors file, and no config.json"),
+        (str(tmp_path / "none" / "x"), "this path does not exist"),
+    ):
+        (line,) = model_lines(this_machine(), Path(model), Nvidia())
+        assert (line.name, line.status) == ("files", "problem")
+        assert words in line.value and "Error" not in line.value and "ended with" not in line.value
+        assert line.fix.startswith("give the folder of a model")

@@ -367,6 +367,29 @@ def test_report_prints_in_any_terminal_and_loads_no_torch(width: str, encoding: 
     assert all(len(line) <= int(width) for line in lines[:-1])
 
 
+@pytest.mark.parametrize("width", [20, 24, 30, 39, 40, 47, 48, 52, 60, 79])
+@pytest.mark.parametrize("words", [("inkling", "--num-gpus", "8"), ("tiny",)])
+def test_narrow_terminals_break_no_word(
+    width: int, words: tuple[str, ...], plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each word and number of the report is there in one piece."""
+
+    def shown(columns: int) -> list[str]:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        return plan(*words, "--gpu", "h200")[1]
+
+    wide, narrow = shown(200), shown(width)
+    assert narrow[-1] == wide[-1]
+    assert max(map(len, narrow[:-1])) <= width
+    whole, wanted = (
+        {word.rstrip(":") for line in lines for word in line.split()} for lines in (narrow, wide)
+    )
+    wanted = {w for w in wanted if len(w) < width - 4 and any(map(str.isalnum, w))}
+    # Lines without a table have no shares and do not name the ranks.
+    left_out = {"share", "part", "rank", "ranks", "0-7", *(w for w in wanted if w[-2:-1] == ".")}
+    assert wanted - whole - left_out == set()
+
+
 WITHOUT_TORCH = """
 import sys
 from suzuri.config import parse

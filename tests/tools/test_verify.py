@@ -72,7 +72,7 @@ def test_what_cannot_be_verified_is_refused() -> None:
     with pytest.raises(ValueError, match="--tokens 3000: the checks need sequences of 6000"):
         run_verify(dataclasses.replace(TINY, tokens=3000))
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="--device cuda: torch sees 0 CUDA devices"):
+        with pytest.raises(ValueError, match=r"--device cuda: .*(CPU alone|no GPU)"):
             run_verify(dataclasses.replace(TINY, device="cuda"))
 
 

@@ -26,6 +26,7 @@ PURPOSES = {
     "hypothesis": "tests",
     "pytest": "tests",
     "pytest-xdist": "tests on several cores",
+    "triton": "GPU kernels; tests of them without a GPU",
     "pyright": "type checks",
     "ruff": "lint and format",
 }

@@ -7,9 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from suzuri.engine.memory import available_memory, meminfo, memory_limit
 from suzuri.tools.doctor.host import Host
 from suzuri.tools.doctor.report import Line, Status
-from suzuri.tools.doctor.system import container_of, memory_limit
+from suzuri.tools.doctor.system import container_of
 
 AREA = "resources"
 GIB = 1 << 30
@@ -77,33 +78,24 @@ def space(host: Host, folder: str) -> Space:
 
 def memory_bytes(host: Host) -> tuple[int | None, int | None]:
     """(RAM, RAM that is available), limits of the control group included; None: not known."""
-    total, available = _meminfo(host)
-    limit = memory_limit(host)
+    total, limit = _total(host), memory_limit(host.read)
     if limit is not None and (total is None or limit < total):
         total = limit
-        available = None if available is None else min(available, limit)
-    return total, available
+    return total, available_memory(host.read)
 
 
-def _meminfo(host: Host) -> tuple[int | None, int | None]:
-    values: dict[str, int] = {}
-    for line in (host.read("/proc/meminfo") or "").splitlines():
-        key, _, rest = line.partition(":")
-        number = rest.split()[:1]
-        if number and number[0].isdigit():
-            values[key] = int(number[0]) * 1024
-    if "MemTotal" in values:
-        return values["MemTotal"], values.get("MemAvailable")
-    if host.platform == "darwin":
+def _total(host: Host) -> int | None:
+    total = meminfo(host.read).get("MemTotal")
+    if total is None and host.platform == "darwin":
         answer = host.run("sysctl", "-n", "hw.memsize")
         if not answer.error and answer.text.strip().isdigit():
-            return int(answer.text), None
-    return None, None
+            return int(answer.text)
+    return total
 
 
 def _memory(host: Host) -> Line:
-    total, available = _meminfo(host)
-    limit = memory_limit(host)
+    total, available = _total(host), available_memory(host.read)
+    limit = memory_limit(host.read)
     if total is None:
         return Line(area=AREA, name="memory", value="not known", status="note")
     value = f"{_gib(total)}"

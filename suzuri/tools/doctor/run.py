@@ -31,17 +31,23 @@ SHOWN = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "OMP_NUM_THREADS", "SUZU
 SHOWN_PREFIX = "NCCL_"
 ONLY_WHETHER = ("HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
 MODEL_SECONDS = 120.0
+FOLDER = "give the folder of a model, or leave MODEL away to look at the machine alone"
 PROBE_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError),
     *(OSError, RuntimeError, TypeError, ValueError),
 )
 """What a machine nobody foresaw can make a probe raise."""
 _INSPECT = """
-import sys
+import json, sys
 sys.path.insert(0, sys.argv[1])
 from suzuri.tools.inspect.config import InspectConfig
 from suzuri.tools.inspect.run import run_inspect
-sys.exit(run_inspect(InspectConfig(model=sys.argv[2], json=True)))
+try:
+    code = run_inspect(InspectConfig(model=sys.argv[2], json=True))
+except (ValueError, OSError) as error:
+    print(json.dumps({"refused": str(error)}))
+    code = 2
+sys.exit(code)
 """
 
 
@@ -105,6 +111,9 @@ def model_lines(host: Host, folder: Path, nvidia: Nvidia) -> list[Line]:
     fix = f"suzuri inspect {folder} lists everything"
     try:
         document: Mapping[str, Any] = json.loads(answer.text[answer.text.index("{") :])
+        if "refused" in document:
+            value = str(document["refused"])
+            return [Line(area="model", name="files", value=value, status="problem", fix=FOLDER)]
         faults = [str(fault) for fault in document["faults"]]
         num_bytes = int(document["bytes"])
         verdict = str(document["verdict"])

@@ -7,6 +7,7 @@ import re
 import sys
 import sysconfig
 
+from suzuri.engine.memory import group_folders
 from suzuri.tools.doctor.host import Host
 from suzuri.tools.doctor.report import Line
 
@@ -68,32 +69,10 @@ def cpu_limit(host: Host) -> float | None:
     return min(limits, default=None)
 
 
-def memory_limit(host: Host) -> int | None:
-    """Bytes of RAM that the control group grants; None without a limit."""
-    texts = _group_files(host, "memory", "memory.max")
-    texts += _group_files(host, "memory", "memory.limit_in_bytes")
-    values = [int(text) for text in texts if text.strip().isdigit()]
-    return min((value for value in values if value < 1 << 60), default=None)
-
-
 def _group_files(host: Host, controller: str, file: str) -> list[str]:
     """The texts of `file` in this process's control group and every group above it."""
-    found: list[str] = []
-    for line in (host.read("/proc/self/cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers == "":
-            base = "/sys/fs/cgroup"
-        elif controller in controllers.split(","):
-            base = f"/sys/fs/cgroup/{controller}"
-        else:
-            continue
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        for count in range(len(parts), -1, -1):
-            text = host.read("/".join([base, *parts[:count], file]))
-            if text is not None:
-                found.append(text)
-    return found
+    texts = [host.read(f"{folder}/{file}") for folder in group_folders(host.read, controller)]
+    return [text for text in texts if text is not None]
 
 
 def _operating_system(host: Host) -> Line:

@@ -1,6 +1,7 @@
 """What `suzuri generate` can be asked. No torch here."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +11,7 @@ from suzuri.engine.config import EngineConfig
 from suzuri.engine.sampling_params import SamplingParams
 
 MAX_SEED = 2**62
+STDIN = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,8 +29,9 @@ class GenerateConfig:
     """Prompts on the command line, before those of --input."""
 
     input: str | None = None
-    """File with a prompt per line, - for stdin: JSON objects with "prompt", "prompt_token_ids" or
-    "messages", maybe "id", and sampling parameters of their own; or plain text."""
+    """File with a prompt per line, - for stdin (also when nothing is given and stdin is no
+    terminal): JSON objects with "prompt", "prompt_token_ids" or "messages", maybe "id", and
+    sampling parameters of their own; or plain text."""
 
     format: Literal["auto", "jsonl", "text"] = "auto"
     """Of the input; auto: JSON if the first line begins with a brace."""
@@ -41,6 +44,9 @@ class GenerateConfig:
 
     random_weights: bool = False
     """Take only the shape of the model and draw its weights."""
+
+    text_only: bool = False
+    """Leave the towers out, whether or not the files hold them; pictures and clips are refused."""
 
     max_tokens: int = 256
     """Tokens of an answer at most."""
@@ -78,9 +84,14 @@ class GenerateConfig:
     """Memory for weights and state, in GB (default: what is free)."""
 
     def resolve(self) -> "GenerateConfig":
-        """Checks the fields. Raises ValueError naming the flag and the fix."""
+        """Checks the fields; makes stdin the input where prompts can only come from there. Raises
+        ValueError naming the flag and the fix."""
         if not self.prompt and self.input is None:
-            raise ValueError("nothing to complete; give --prompt TEXT or --input FILE (- is stdin)")
+            if not _is_piped():
+                raise ValueError(
+                    "nothing to complete; give --prompt TEXT or --input FILE (- is stdin)"
+                )
+            return dataclasses.replace(self, input="-").resolve()
         if self.input is not None and self.input != "-":
             path = Path(self.input)
             if not path.exists():
@@ -126,3 +137,12 @@ class GenerateConfig:
             memory_gb=self.memory_gb,
             token_budget=max(EngineConfig().token_budget, self.max_running),
         )
+
+
+def _is_piped() -> bool:
+    """Whether stdin is open and no terminal."""
+    try:
+        os.fstat(STDIN)
+    except OSError:
+        return False
+    return not os.isatty(STDIN)

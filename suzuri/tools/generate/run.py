@@ -11,6 +11,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from suzuri.engine.devices import device_named
 from suzuri.engine.llm import LLM, Job
 from suzuri.tools.generate.config import GenerateConfig
 from suzuri.tools.generate.lines import Id, LineParser
@@ -24,6 +25,7 @@ def run_generate(config: GenerateConfig) -> int:
     Raises ValueError or OSError, before the model is loaded where that can be known, for input that
     cannot be used.
     """
+    device_named(config.device, f"--device {config.device}")
     with contextlib.ExitStack() as open_files:
         source = None
         if config.input is not None:
@@ -34,6 +36,7 @@ def run_generate(config: GenerateConfig) -> int:
             random_weights=config.random_weights,
             seed=config.seed or 0,
             device=config.device,
+            text_only=config.text_only,
             **{field.name: getattr(engine, field.name) for field in dataclasses.fields(engine)},
         )
         out: TextIO = sys.stdout

@@ -9,7 +9,8 @@ import select
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-STDIN = 0
+from suzuri.tools.generate.config import STDIN
+
 READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 256 << 20
 """A line may hold pictures; one longer than this is no line of prompts."""

@@ -13,11 +13,13 @@ from typing import Any, cast
 
 from suzuri.model.checkpoint_files import (
     BITS_PER_VALUE,
+    CONFIG_FILE,
     INDEX_SUFFIX,
     MAX_HEADER_BYTES,
     Checkpoint,
     CheckpointError,
     TensorEntry,
+    near_folders,
     read_header,
     scan,
 )
@@ -26,7 +28,6 @@ from suzuri.model.nvfp4_values import value_faults
 from suzuri.model.reconcile import reconcile
 from suzuri.model.tensor_names import OPTIONAL_PARTS, Layout, canonical, marks
 
-CONFIG = "config.json"
 MAX_COMPARED = 1 << 28
 """Bytes of doubled tensors that may be read to compare them; beyond that only their names count."""
 
@@ -67,7 +68,7 @@ def read_folder(directory: Path) -> Folder:
     names = _names(directory)
     weights = [name for name in names if name.endswith(".safetensors")]
     indexes = [name for name in names if name.endswith(INDEX_SUFFIX)]
-    if not weights and not indexes and CONFIG not in names:
+    if not weights and not indexes and CONFIG_FILE not in names:
         raise ValueError(_no_model(directory))
     faults: list[str] = []
     config = _read_config(directory, faults)
@@ -148,11 +149,17 @@ def _no_model(directory: Path) -> str:
     try:
         scan(directory)
     except CheckpointError as error:
-        return f"{error}, and no {CONFIG}; give a model folder"
+        if near_folders(directory):
+            return str(error)
+        return f"{error}, and no {CONFIG_FILE}; give a model folder"
     return f"{directory} is no model folder"
 
 
 def _read_config(directory: Path, faults: list[str]) -> ModelConfig | None:
+    if not (directory / CONFIG_FILE).exists() and (hint := near_folders(directory)):
+        # A golden folder, say: its tensors are records, the checkpoints lie in it.
+        faults.append(f"{directory} has no {CONFIG_FILE}{hint}")
+        return None
     try:
         return ModelConfig.from_file(directory)
     except (ValueError, OSError) as error:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +21,8 @@ STYLES = {"weights": "blue", "state": "green", "workspace": "yellow", "reserve":
 MARKS = {"weights": "█", "state": "▓", "workspace": "▒", "reserve": "░"}
 PLAIN_MARKS = {"weights": "#", "state": "+", "workspace": "=", "reserve": "-"}
 BAR_WIDTH = 60
+NARROW = 48
+"""Terminals with fewer columns get lines instead of tables, which would break inside words."""
 TIGHT = 50
 """A plan that leaves less than one part in so many is called tight."""
 EXPERTS = {
@@ -38,7 +41,7 @@ def show(plan: Plan, changes: list[Change], notes: list[str]) -> None:
     for part in _parts(plan, notes, console.width):
         console.print(part)
     if not plan.fits:
-        console.print(_changes(changes))
+        console.print(_changes(changes, console.width))
     # One plain line whatever the width, for people and for scripts.
     print(_printable(sentence(plan, changes)))
 
@@ -134,11 +137,11 @@ def _floor(floor: Floor) -> dict[str, Any]:
 def _parts(plan: Plan, notes: list[str], width: int) -> list[RenderableType]:
     return [
         Text(_printable(_title(plan)), style="bold"),
-        _memory(plan),
+        _memory(plan) if width >= NARROW else _memory_lines(plan),
         _bar(plan, width),
-        _facts("state of one GPU", _state_rows(plan)),
-        _facts("limits", _limit_rows(plan)),
-        _facts("floors (no step is faster)", _floor_rows(plan)),
+        _facts("state of one GPU", _state_rows(plan), width),
+        _facts("limits", _limit_rows(plan), width),
+        _facts("floors (no step is faster)", _floor_rows(plan), width),
         Group(*(Text(f"note: {note}", style="dim") for note in notes)),
     ]
 
@@ -162,13 +165,7 @@ def _memory(plan: Plan) -> Table:
     table.add_column("GiB", justify="right", overflow="fold")
     table.add_column("share", justify="right", overflow="fold")
     for group in GROUPS:
-        lines = [line for line in plan.lines if line.group == group]
-        least = plan.memory // SMALL
-        small = sum(line.num_bytes for line in lines if line.num_bytes < least)
-        shown = [(line.name, line.num_bytes) for line in lines if line.num_bytes >= least]
-        if small:
-            shown.append(("smaller ones", small))
-        for i, (name, num_bytes) in enumerate(shown):
+        for i, (name, num_bytes) in enumerate(_summands(plan, group)):
             heading = Text(group if i == 0 else "", style=STYLES[group])
             table.add_row(heading, name, _small_gib(num_bytes), _share(num_bytes, plan.memory))
     table.add_section()
@@ -177,6 +174,32 @@ def _memory(plan: Plan) -> Table:
     left = plan.memory - plan.total
     table.add_row("left" if left >= 0 else "lacking", "", gib(abs(left)), "")
     return table
+
+
+def _memory_lines(plan: Plan) -> Group:
+    """The same where a table has no room."""
+    lines = [Text("\nGiB per GPU", style="bold")]
+    for group in GROUPS:
+        summands = _summands(plan, group)
+        if summands:
+            lines.append(Text(group, style=STYLES[group]))
+        lines += [Text(f"  {name} {_small_gib(num_bytes)}") for name, num_bytes in summands]
+    left = plan.memory - plan.total
+    lines += [
+        Text(f"sum {gib(plan.total)}", style="bold"),
+        Text(f"memory of {plan.request.gpu.name} {gib(plan.memory)}"),
+        Text(f"{'left' if left >= 0 else 'lacking'} {gib(abs(left))}\n"),
+    ]
+    return Group(*lines)
+
+
+def _summands(plan: Plan, group: str) -> list[tuple[str, int]]:
+    """Names and bytes of what a group adds up, small ones together at the end."""
+    lines = [line for line in plan.lines if line.group == group]
+    least = plan.memory // SMALL
+    small = sum(line.num_bytes for line in lines if line.num_bytes < least)
+    shown = [(line.name, line.num_bytes) for line in lines if line.num_bytes >= least]
+    return [*shown, ("smaller ones", small)] if small else shown
 
 
 def _small_gib(num_bytes: int) -> str:
@@ -191,6 +214,8 @@ def _bar(plan: Plan, width: int) -> Text:
     """What fills the memory, drawn; past its end what does not fit."""
     asked = plan.request
     label = "rank 0" if asked.tp == 1 else f"ranks 0-{asked.tp - 1}"
+    if width < NARROW:
+        label = ""
     marks = MARKS if _can_print("█▓▒░·│") else PLAIN_MARKS
     room = max(min(width - len(label) - 4, BAR_WIDTH), 10)
     scale = room / max(plan.memory, plan.total)
@@ -211,12 +236,16 @@ def _bar(plan: Plan, width: int) -> Text:
         text.append(mark, style="red" if i >= end else style)
     if len(drawn) <= end:
         text.append(border)
-    legend = "  ".join(f"{marks[group]} {group}" for group in GROUPS)
+    gap = "\n  " if width < NARROW else "  "
+    legend = gap.join(f"{marks[group]} {group}" for group in GROUPS)
     text.append(f"\n{' ' * len(label)}  {legend}\n")
     return text
 
 
-def _facts(title: str, rows: list[tuple[str, str]]) -> Table:
+def _facts(title: str, rows: list[tuple[str, str]], width: int) -> RenderableType:
+    if width < NARROW:
+        names = [(Text(f"  {name.strip()}:"), Padding(value, (0, 0, 0, 4))) for name, value in rows]
+        return Group(Text(title, style="bold"), *(part for pair in names for part in pair))
     table = Table(box=None, title=title, title_justify="left", title_style="bold", pad_edge=False)
     table.show_header = False
     table.add_column(overflow="fold")
@@ -309,9 +338,11 @@ def _floor_rows(plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-def _changes(changes: list[Change]) -> Table:
+def _changes(changes: list[Change], width: int) -> RenderableType:
     rows = [(str(i + 1), change.words) for i, change in enumerate(changes)]
-    return _facts("what would make it a yes (each one planned again)", rows or [("none", "")])
+    return _facts(
+        "what would make it a yes (each one planned again)", rows or [("none", "")], width
+    )
 
 
 def notes_of(plan: Plan, stored_nvfp4: bool, random_weights: bool = False) -> list[str]:

@@ -199,7 +199,6 @@ def watched(
     for i, layer in enumerate(decoder.blocks):
         parts |= {
             f"layer {i} attn.qkvr": layer.attn.qkvr,
-            f"layer {i} attn.kv_conv": layer.attn.kv_conv,
             f"layer {i} attn": layer.attn,
             f"layer {i} attn_conv": layer.attn_conv,
             f"layer {i} mlp": layer.mlp,

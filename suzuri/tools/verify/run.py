@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from suzuri.engine.devices import device_named
 from suzuri.engine.pages import OutOfPages
 from suzuri.model.inkling import Inkling, randomize
 from suzuri.model.locate import locate
@@ -58,15 +59,10 @@ def run_verify(config: VerifyConfig) -> int:
 
 def load(config: VerifyConfig, console: Console) -> Inkling:
     """The model on its device, from a checkpoint or with random weights."""
-    device = torch.device(config.device)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"--device {config.device}: torch sees {torch.cuda.device_count()} CUDA devices"
-        )
+    device = device_named(config.device, f"--device {config.device}")
     if not config.random_weights:
         located = locate(config.model, weights=True)
-        assert located.folder is not None
-        model, _ = load_model(located.folder, config.dtype, console)
+        model, _ = load_model(located.checkpoint(), config.dtype, console)
         return model.to(device).requires_grad_(False)
     shape = locate(config.model).config
     refuse_too_big(shape, config.dtype, config.model)
