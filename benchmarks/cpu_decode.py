@@ -33,10 +33,10 @@ from suzuri.model.weights import load_weights
 BATCHES, THREADS = (1, 16, 64), (1, 2)
 PROMPT, NEW = 32, 64
 OPS = {
-    "attention": ("kv_write", "log_scaling", "paged_attention"),
+    "attention": ("attention_prologue", "paged_attention"),
     "short_conv": ("short_conv",),
     "linear": ("matmul", "rms_norm"),
-    "moe": ("grouped_gemm", "moe_combine", "moe_permute", "router", "swiglu"),
+    "moe": ("moe_experts", "router", "swiglu"),
     "decoder": ("embedding", "matmul"),
 }
 GENERATE = """

@@ -23,6 +23,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "base"
 THREADS = 2
+REST = 0.5
+"""Seconds between two turns: idle threads of the other process still spin for a while."""
 
 
 def cases() -> dict[str, tuple[list[list[int]], list[int]]]:
@@ -122,7 +124,9 @@ def main() -> None:
         equal = None
         ours(case)
         for _ in range(options.repeats):
+            time.sleep(REST)
             seconds, tokens = ours(case)
+            time.sleep(REST)
             mine.append(seconds)
             if other is not None:
                 assert other.stdin is not None and other.stdout is not None

@@ -22,8 +22,8 @@ from suzuri.engine.config import EngineConfig
 from suzuri.engine.engine import Engine
 from suzuri.engine.plan import Plan
 from suzuri.engine.runner import Launched
-from suzuri.engine.transfers import Download
 from suzuri.engine.sampling_params import SamplingParams
+from suzuri.engine.transfers import Download
 from suzuri.model.config import preset
 from suzuri.processing.vocabulary import FullVocabulary
 

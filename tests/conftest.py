@@ -1,15 +1,19 @@
-"""Thread settings for every test process, before anything imports torch.
+"""Settings of every test process, before anything imports torch or Triton.
 
 Idle threads must sleep, not spin: some tests use two threads in each of two processes on two cores,
 and spinning made them more than ten times slower.
 """
 
 import os
+import shutil
 
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if shutil.which("nvidia-smi") is None:
+    # Triton kernels run in its interpreter where there is no GPU; Triton reads this when imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,7 +17,7 @@ from suzuri.engine.config import EngineConfig
 from suzuri.engine.plan import Plan, Work
 from suzuri.engine.request import Media
 from suzuri.engine.sampler import SLICE, Sampler, Scores, score
-from suzuri.engine.sampling_rows import RowState
+from suzuri.engine.sampling_rows import RowState, plain
 from suzuri.engine.transfers import Download, upload
 from suzuri.model.batch import Batch, CacheView
 from suzuri.model.cache import decoder_attentions
@@ -93,7 +93,10 @@ class Runner:
         every = len(rows) == hidden_ND.shape[0]
         last_SD = hidden_ND if every else hidden_ND[upload(rows, self.device)]
         logits_SV = self.model.decoder.logits(last_SD)
-        rows_S = self.sampler.rows([self._row_state(work) for work in sampling])
+        if all(work.sequence.request.sampling.is_plain for work in sampling):
+            rows_S = plain(len(sampling), self.device)
+        else:
+            rows_S = self.sampler.rows([self._row_state(work) for work in sampling])
         sampled = self.sampler.sample(logits_SV, rows_S)
         self.sampler.count(rows_S, sampled.ids_S)
         slots_S = upload([work.slot for work in sampling], self.device)

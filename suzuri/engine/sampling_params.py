@@ -6,6 +6,7 @@ Torch-free. Token ids here are the tokenizer's; `resolve` turns them into rows o
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 from suzuri.model.config import NUM_IDS
@@ -140,10 +141,17 @@ class ResolvedSampling:
     def has_bias(self) -> bool:
         return bool(self.bias) or self.allowed is not None
 
-    @property
+    @cached_property
     def needs_slot(self) -> bool:
         """Whether the sequence keeps rows in SamplingTables."""
         return self.has_bias or self.params.has_penalties
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether a row asks for its most likely id and nothing else, whatever came before."""
+        p = self.params
+        asks = p.logprobs is not None or p.sampled_logprobs or (p.min_tokens and self.stop_rows)
+        return p.is_greedy and not self.needs_slot and not asks
 
 
 def resolve(

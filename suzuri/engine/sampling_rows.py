@@ -7,6 +7,7 @@ else pays for it. The lists stay on the host as well, which makes every shape kn
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -77,9 +78,30 @@ class RowParams:
     sampled_top: int
 
 
+@cache
+def plain(num_rows: int, device: torch.device) -> RowParams:
+    """Rows that want their most likely id and nothing else: made once."""
+    return RowParams(
+        num_rows=num_rows,
+        temperature_S=None,
+        noise_S=torch.zeros(num_rows, device=device),
+        random=None,
+        bias=None,
+        penalties=None,
+        stops=None,
+        filters=None,
+        raw=None,
+        sampled=None,
+        raw_top=0,
+        sampled_top=0,
+    )
+
+
 def build(states: Sequence[RowState], device: torch.device) -> RowParams:
     """The device's view of these rows. Raises ValueError for a row that needs a slot of the tables
     and has none."""
+    if all(state.sampling.is_plain for state in states):
+        return plain(len(states), device)
     params = [state.sampling.params for state in states]
     for place, state in enumerate(states):
         if state.slot < 0 and state.sampling.needs_slot:

@@ -1,11 +1,6 @@
-"""NumPy views of CPU tensors, for cpu.py files: an operation on a few rows starts in a third of the
-time that torch needs.
+"""NumPy views of CPU tensors, which the compiled loops work on. NumPy has no bf16: widen first."""
 
-Only what IEEE 754 rounds in one way is done on them (+ - * /, comparisons, copies, conversions), so
-that the bits are those of torch; exp, log, rsqrt and matrix products stay with torch. The list of
-what NumPy may be used for is in tests/architecture/exact_ops.py. It has no bf16: widen first.
-"""
-
+import weakref
 from typing import Any
 
 import numpy as np
@@ -14,10 +9,7 @@ from torch import Tensor
 
 Array = np.ndarray[Any, Any]
 
-
-def has_arrays(*tensors: Tensor) -> bool:
-    """Whether NumPy knows the dtype of all of these."""
-    return all(x.dtype in (torch.float32, torch.float64) for x in tensors)
+_lasting: dict[int, tuple[weakref.ref[Tensor], int, Array]] = {}
 
 
 def array(x: Tensor) -> Array:
@@ -25,20 +17,25 @@ def array(x: Tensor) -> Array:
     return x.detach().numpy() if x.requires_grad else x.numpy()
 
 
-def tensor(x: Array) -> Tensor:
-    """The elements of an array, shared."""
-    return torch.from_numpy(x)
+def lasting(x: Tensor) -> Array:
+    """As `array`, found again quickly: for tensors that are asked for in every layer or step."""
+    name = id(x)
+    found = _lasting.get(name)
+    if found is not None and found[0]() is x and found[1] == x.data_ptr():
+        view = found[2]
+        if view.shape == x.shape:
+            return view
+    view = array(x)
+    _lasting[name] = (weakref.ref(x, lambda _: _lasting.pop(name, None)), x.data_ptr(), view)
+    return view
 
 
-def tree(x: Array) -> Array:
-    """Sum over the last dim (at most exact.FOLD long) by the tree of exact.tree_sum."""
-    n = x.shape[-1]
-    half = 1 << ((n - 1).bit_length() - 1) if n > 1 else 0
-    if half and n != 2 * half:
-        head = x[..., :half].copy()
-        head[..., : n - half] += x[..., half:]
-        x, half = head, half // 2
-    while half:
-        x = x[..., :half] + x[..., half:]
-        half //= 2
-    return x[..., 0]
+def empty(*shape: int) -> Array:
+    """Uninitialised fp32 elements for a result; `tensor` makes a tensor of them."""
+    return np.empty(shape, np.float32)
+
+
+def tensor(x: Array, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The elements of an fp32 array, shared, or a copy in another dtype."""
+    found = torch.from_numpy(x)
+    return found if dtype == torch.float32 else found.to(dtype)

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 
 import torch
 
-from suzuri.kernels.exact import records_gradient
+from suzuri.kernels.exact import has_loops, records_gradient
 
 BACKENDS = ("reference",)
 SMALL = 1 << 22
 """Elements (keys seen by all rows, times their width) that one thread handles alone."""
+
+LOOP_DTYPES = (torch.float32, torch.bfloat16)
 
 _forced: list[str] = []
 """Blocks entered and not left. For the whole process, not the thread: autograd runs the backward of
@@ -41,9 +43,12 @@ def use_reference(tensor: torch.Tensor) -> bool:
 
 
 def use_cpu(*tensors: torch.Tensor) -> bool:
-    """True when an op may run its cpu.py, bit-equal to its reference and without a gradient."""
-    on_cpu = tensors[0].device.type == "cpu" and not _forced
-    return on_cpu and not records_gradient(*tensors)
+    """True when an op may run its cpu.py: compiled loops, bit-equal to its reference, fp32 and
+    bf16, without a gradient. The op imports cpu.py there: it loads the compiler."""
+    x = tensors[0]
+    if not x.is_cpu or _forced or x.dtype not in LOOP_DTYPES:
+        return False
+    return has_loops() and not records_gradient(*tensors)
 
 
 @contextmanager

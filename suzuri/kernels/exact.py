@@ -1,36 +1,43 @@
 """The few arithmetic primitives that every reference is built from (docs/exactness.md).
 
 A row of each result has the same bits alone as among any other rows, on one thread or many.
-Read `accumulate` first: it is the only matrix product, and `tree_sum` the only reduction.
+Read `accumulators` first: it is the only matrix product, and `tree_sum` the only reduction. On a
+CPU both are defined by the order of single operations and have the same bits on every CPU; there
+the loops of loops.py run where numba is installed, and torch does the same, slowly, where not.
 """
 
-from collections.abc import Iterable, Iterator
+import functools
+import importlib.util  # exact: asks whether a module is there
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-from suzuri.kernels.arrays import array, has_arrays, tensor, tree
+from suzuri.kernels.arrays import Array, array
 from suzuri.kernels.kept import kept, owner_of
-from suzuri.kernels.scratch import operand, scratch
 
-ROW_PAD = 8
-"""Rows are padded to this: BLAS libraries send the last M mod 4 rows down another path."""
 COLUMN_PAD = 16
 K_CHUNK = 128
-"""Longest run of K inside one library call. Beyond about 256 the library picks the summation order
-by M and by thread count; at 128 it has one order (measured:
-docs/measurements/cpu-row-invariance.md)."""
+"""On a GPU: longest run of K inside one library call."""
 CUDA_ROWS = 128
 """On a GPU every call has exactly this many rows, so that the library always picks one kernel."""
 COLUMNS_PER_CALL = 2048
-"""Bounds the fp64 copy of a wide weight, and equals the chunk of the log-softmax, so that the
-chunked head of token_logprobs makes the very calls of the whole head."""
+"""Bounds the fp64 copy of a wide weight on a GPU, and equals the chunk of the log-softmax, so that
+the chunked head of token_logprobs makes the very calls of the whole head."""
 FOLD = 4096
 """Sums longer than this fold chunks of this length in order."""
 
-Chunks = tuple[Tensor, ...]
-"""The runs of K of a weight, each [..., at most K_CHUNK, N] fp64."""
+
+@functools.cache
+def has_loops() -> bool:
+    """Whether the compiled loops of the CPU can run."""
+    return importlib.util.find_spec("numba") is not None  # exact: no arithmetic
+
+
+@functools.cache
+def _loops() -> Any:
+    return importlib.import_module("suzuri.kernels.loops")  # exact: no arithmetic
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
@@ -41,100 +48,95 @@ def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
 def records_gradient(*tensors: Tensor) -> bool:
     """Whether autograd would record an operation on these. Where not, the primitives below skip
     their autograd Functions, which cost more than the arithmetic of a few rows."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if torch.is_grad_enabled():
+        return any(x.requires_grad for x in tensors)
+    return False
 
 
 def widen(x: Tensor) -> Tensor:
     """`x` in the arithmetic dtype of its own dtype: bf16, fp16, fp32 -> fp32; fp64 -> fp64."""
-    return x.to(at_least_fp32(x.dtype))
+    return x if x.dtype == torch.float32 else x.to(at_least_fp32(x.dtype))
 
 
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
+def _in_order(x: Tensor, w: Tensor) -> Tensor:
+    """x [..., M, K] @ w [..., N, K] transposed in fp64, one k after the other: what `products` of
+    loops.py computes."""
+    x, w = x.to(torch.float64), w.to(torch.float64)
+    total = x.new_zeros((*x.shape[:-1], w.shape[-2]))
+    for x_k, w_k in zip(x.unbind(-1), w.unbind(-1), strict=True):
+        total += x_k[..., :, None] * w_k[..., None, :]
+    return total
 
 
-def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
-    """`x` [..., M, K] as fp64 [..., rows, columns], zero filled."""
-    m, k = x.shape[-2:]
-    if (m, k) == (rows, columns):
-        return x.to(torch.float64)
-    out = x.new_zeros((*x.shape[:-2], rows, columns), dtype=torch.float64)
-    out[..., :m, :k] = x
+def _transposed(w: Tensor) -> Tensor:
+    """w [..., N, K] as the loops read it: [..., K, N], at least fp32."""
+    return widen(w).transpose(-1, -2).contiguous()
+
+
+def _transposed_array(w: Tensor) -> Array:
+    return array(_transposed(w))
+
+
+def transposed(w: Tensor) -> Array:
+    """w [..., N, K] as the loops read it: [..., K, N], at least fp32. Of a Parameter, which is used
+    again and again, the copy is kept for as long as it does not change (kept.py)."""
+    if not isinstance(w, Parameter) and not isinstance(owner_of(w), Parameter):
+        return _transposed_array(w)
+    return kept(_transposed_array, w, num_bytes=4 * w.numel())
+
+
+def widened(w: Tensor) -> Array:
+    """A weight that the loops read as it lies, at least fp32."""
+    return array(widen(w).contiguous())
+
+
+def _looped(x: Tensor, w_KN: Array, dtype: torch.dtype) -> Tensor:
+    """x [..., M, K] times w_KN [..., K, N] by the compiled loops, rounded to `dtype`."""
+    x = widen(x).contiguous()
+    out = x.new_empty((*x.shape[:-1], w_KN.shape[-1]), dtype=dtype)
+    if x.dim() == 2:
+        _loops().multiply(array(x), w_KN, array(out))  # exact: a loop of ours
+        return out
+    (m, k), n = x.shape[-2:], w_KN.shape[-1]
+    x_XMK, out_XMN = array(x).reshape(-1, m, k), array(out).reshape(-1, m, n)
+    for one in zip(x_XMK, w_KN.reshape(-1, k, n), out_XMN, strict=True):
+        _loops().multiply(*one)  # exact: a loop of ours
     return out
 
 
-def _product(x: Tensor, chunks: Chunks, *, passing: bool = False) -> Tensor:
-    """One library call per at most K_CHUNK of K, [..., M, k] @ [..., k, N], folded in order. A
-    `passing` result lies in scratch memory: the caller reads it at once."""
-    if len(chunks) == 1:
-        out = None
-        if passing:
-            shape = (*x.shape[:-1], chunks[0].shape[-1])
-            out = scratch("product", shape, torch.float64)
-        return torch.matmul(  # exact: at most K_CHUNK long, padded rows and columns
-            x, chunks[0], out=out
-        )
+def _product_cuda(x: Tensor, w: Tensor) -> Tensor:
+    """x [..., M, K] @ w [..., N, K] transposed, fp64, in library calls of one shape."""
+    if x.dim() > 2:
+        pairs = zip(x.flatten(0, -3), w.flatten(0, -3), strict=True)
+        return torch.stack([_product_cuda(*pair) for pair in pairs]).unflatten(0, x.shape[:-2])
+    (m, k), n = x.shape, w.shape[0]
+    x64 = _padded(x, -(-m // CUDA_ROWS) * CUDA_ROWS, -(-k // COLUMN_PAD) * COLUMN_PAD)
+    out: list[Tensor] = []
+    for start in range(0, n, COLUMNS_PER_CALL):
+        piece = w[start : start + COLUMNS_PER_CALL]
+        width = piece.shape[0]
+        w64 = _padded(piece, -(-width // COLUMN_PAD) * COLUMN_PAD, x64.shape[1])
+        blocks = [_folded(x64[i : i + CUDA_ROWS], w64) for i in range(0, x64.shape[0], CUDA_ROWS)]
+        out.append(torch.cat(blocks)[:m, :width])
+    return out[0] if len(out) == 1 else torch.cat(out, -1)
+
+
+def _padded(x: Tensor, rows: int, columns: int) -> Tensor:
+    """`x` [M, K] as fp64 [rows, columns], zero filled."""
+    out = x.new_zeros((rows, columns), dtype=torch.float64)
+    out[: x.shape[0], : x.shape[1]] = x
+    return out
+
+
+def _folded(x: Tensor, w: Tensor) -> Tensor:
     total: Tensor | None = None
-    for number, w in enumerate(chunks):
-        first = number * K_CHUNK
-        part = torch.matmul(  # exact: at most K_CHUNK long, padded rows and columns
-            x[..., first : first + K_CHUNK], w
+    for first in range(0, x.shape[1], K_CHUNK):
+        part = torch.matmul(  # exact: at most K_CHUNK long, one shape
+            x[:, first : first + K_CHUNK], w[:, first : first + K_CHUNK].T
         )
         total = part if total is None else total + part
     assert total is not None
     return total
-
-
-def multiply(x: Tensor, w: Tensor, out: Tensor) -> None:
-    """out = x [..., M, k] @ w [..., k, N] on a CPU, for callers that have padded fp64 operands and
-    at most K_CHUNK of k: one library call, as in `_product`."""
-    assert x.shape[-1] <= K_CHUNK
-    torch.matmul(x, w, out=out)  # exact: at most K_CHUNK long, padded rows and columns
-
-
-def _product_cuda(x: Tensor, chunks: Chunks) -> Tensor:
-    """As `_product`, in calls of one shape: one matrix, CUDA_ROWS rows."""
-    if x.dim() > 2:
-        flat = [chunk.flatten(0, -3) for chunk in chunks]
-        parts = [
-            _product_cuda(a, tuple(chunk[i] for chunk in flat))
-            for i, a in enumerate(x.flatten(0, -3))
-        ]
-        return torch.stack(parts).unflatten(0, x.shape[:-2])
-    blocks = [_product(x[m : m + CUDA_ROWS], chunks) for m in range(0, x.shape[0], CUDA_ROWS)]
-    return torch.cat(blocks)
-
-
-def _laid_out(w: Tensor) -> Iterator[tuple[int, Chunks]]:
-    """w [..., N, K] as `_product` wants it: for every COLUMNS_PER_CALL of N their number and the
-    chunks of K, each fp64, padded and transposed."""
-    n, k = w.shape[-2:]
-    rows = _round_up(k, COLUMN_PAD)
-    for start in range(0, n, COLUMNS_PER_CALL):
-        piece = w if n <= COLUMNS_PER_CALL else w[..., start : start + COLUMNS_PER_CALL, :]
-        width = piece.shape[-2]
-        w64 = _padded(piece, _round_up(width, COLUMN_PAD), rows).transpose(-1, -2)
-        if rows <= K_CHUNK:
-            yield width, (w64,)
-        else:
-            starts = range(0, rows, K_CHUNK)
-            yield width, tuple(w64[..., k0 : k0 + K_CHUNK, :] for k0 in starts)
-
-
-def _laid_out_once(w: Tensor) -> tuple[tuple[int, Chunks], ...]:
-    return tuple(_laid_out(w))
-
-
-def _pieces(w: Tensor) -> Iterable[tuple[int, Chunks]]:
-    """`_laid_out`, made once for a weight. A weight that needs no copy is only viewed, and a view
-    must not be kept."""
-    owner = owner_of(w)
-    n, k = w.shape[-2:]
-    is_copied = w.dtype != torch.float64 or n % COLUMN_PAD or k % COLUMN_PAD
-    if not is_copied or not isinstance(owner, torch.nn.Parameter):
-        return _laid_out(w)
-    num_bytes = 8 * w.numel() // (n * k) * _round_up(n, COLUMN_PAD) * _round_up(k, COLUMN_PAD)
-    return kept(_laid_out_once, w, num_bytes=num_bytes)
 
 
 def accumulators(x: Tensor, w: Tensor) -> Tensor:
@@ -146,35 +148,11 @@ def accumulators(x: Tensor, w: Tensor) -> Tensor:
     n = w.shape[-2]
     if 0 in (m, k, n):
         return x.new_zeros((*x.shape[:-1], n), dtype=torch.float64)
-    on_cpu = x.device.type == "cpu"
-    rows = _round_up(m, ROW_PAD if on_cpu else CUDA_ROWS)
-    x64 = _padded(x, rows, _round_up(k, COLUMN_PAD))
-    product = _product if on_cpu else _product_cuda
-    out = [product(x64, chunks)[..., :m, :width] for width, chunks in _laid_out(w)]
-    return out[0] if len(out) == 1 else torch.cat(out, -1)
-
-
-def accumulators_once(x: Tensor, w: Tensor, *, passing: bool = False) -> Tensor:
-    """As `accumulators`, where no gradient is recorded: the same calls with less around them. The
-    fp64 copy of a Parameter is made once for as long as it does not change (kept.py). A `passing`
-    result may be overwritten by the next product: the caller rounds or copies it first."""
-    m, k = x.shape[-2:]
-    n = w.shape[-2]
-    if x.device.type != "cpu" or 0 in (m, k, n):
-        return accumulators(x, w)
-    rows, columns = _round_up(m, ROW_PAD), _round_up(k, COLUMN_PAD)
-    if (m, k) == (rows, columns):
-        x64 = x.to(torch.float64)
-    else:
-        x64, inner = operand((*x.shape[:-2], rows, columns), m, k)
-        inner[...] = x
-    passing = passing and n <= COLUMNS_PER_CALL
-    out: list[Tensor] = []
-    for width, chunks in _pieces(w):
-        part = _product(x64, chunks, passing=passing)
-        part = part if m == rows else part[..., :m, :]
-        out.append(part if part.shape[-1] == width else part[..., :width])
-    return out[0] if len(out) == 1 else torch.cat(out, -1)
+    if x.device.type != "cpu":
+        return _product_cuda(x, w)
+    if has_loops():
+        return _looped(x, _transposed_array(w), torch.float64)
+    return _in_order(x, w)
 
 
 class _Accumulators(torch.autograd.Function):
@@ -206,15 +184,17 @@ def accumulate(x: Tensor, w: Tensor) -> Tensor:
     Differentiable. The one matrix product of the references; callers round it where the contract
     says (docs/exactness.md, rounding points).
     """
-    if records_gradient(x, w):
-        return _Accumulators.apply(x, w).to(at_least_fp32(x.dtype))
     wide = at_least_fp32(x.dtype)
-    return accumulators_once(x, w, passing=wide != torch.float64).to(wide)
+    if records_gradient(x, w):
+        return _Accumulators.apply(x, w).to(wide)
+    if x.device.type == "cpu" and has_loops() and x.numel() and w.numel():
+        return _looped(x, transposed(w), wide)
+    return accumulators(x, w).to(wide)
 
 
 def accumulate_unrounded(x: Tensor, w: Tensor) -> Tensor:
     """As `accumulate`, in fp64 before the rounding: for what is added on the same accumulator."""
-    return _Accumulators.apply(x, w) if records_gradient(x, w) else accumulators_once(x, w)
+    return _Accumulators.apply(x, w) if records_gradient(x, w) else accumulators(x, w)
 
 
 def _tree(x: Tensor) -> Tensor:
@@ -234,15 +214,8 @@ def _tree(x: Tensor) -> Tensor:
     return x[..., 0]
 
 
-@np.errstate(all="ignore")
-def _tree_of_array(x: Tensor) -> Tensor:
-    return tensor(np.asarray(tree(array(x))))
-
-
 def _folded_trees(x: Tensor) -> Tensor:
     length = x.shape[-1]
-    if length <= FOLD and x.device.type == "cpu" and has_arrays(x) and x.numel():
-        return _tree_of_array(x)
     if length <= FOLD:
         return _tree(x)
     total = _tree(x[..., :FOLD])
@@ -268,12 +241,57 @@ def tree_sum(x: Tensor) -> Tensor:
     return _TreeSum.apply(x) if records_gradient(x) else _folded_trees(x)
 
 
+LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
+ROUND = 1.5 * 2.0**52
+"""Added to a smaller fp64 number it leaves the nearest integer in the low bits of the mantissa."""
+
+
+def _exp(x: Tensor) -> Tensor:
+    if x.dtype == torch.float64:
+        return torch.exp(x)
+    if x.device.type == "cpu" and has_loops() and x.dtype == torch.float32:
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        _loops().exp_all(x, y)  # exact: a loop of ours
+        return y
+    x64 = x.to(torch.float64).clamp(-150.0, 130.0)
+    shifted = x64 * LOG2_E + ROUND
+    rest = x64 - (shifted - ROUND) * LN_2
+    y = torch.full_like(x64, 1 / 40320)
+    for inverse in (5040, 720, 120, 24, 6, 2, 1, 1):
+        y = y * rest + 1 / inverse
+    power_bits = (shifted.view(torch.int64) + 1023) << 52  # exact: the bits as an integer
+    power = power_bits.view(torch.float64)  # exact: and back
+    return (y * power).to(x.dtype)
+
+
+class _Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        y = _exp(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return grads[0] * y
+
+
+def exp(x: Tensor) -> Tensor:
+    """exp(x), within 0.51 units in the last place in fp32: a polynomial of degree 8 over
+    [-ln 2 / 2, ln 2 / 2] in fp64 and one rounding, so that its bits are the same on every CPU, in
+    vector lanes and tails, in torch and in the loops. fp64 is the library's own."""
+    return _Exp.apply(x) if records_gradient(x) else _exp(x)
+
+
 def _plain_sigmoid(x: Tensor) -> Tensor:
-    return 1 / (1 + torch.exp(-x))
+    return 1 / (1 + _exp(-x))
 
 
 def _plain_silu(x: Tensor) -> Tensor:
-    return x / (1 + torch.exp(-x))
+    return x / (1 + _exp(-x))
 
 
 class _Sigmoid(torch.autograd.Function):
@@ -298,7 +316,7 @@ class _Silu(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        y = 1 / (1 + torch.exp(-x))
+        y = 1 / (1 + _exp(-x))
         return grads[0] * (y * (1 + x * (1 - y)))
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Parameter
 
 T = TypeVar("T")
 
@@ -52,20 +53,21 @@ def kept(
     tensors made under `torch.inference_mode`, which count no versions, nothing is kept. The value
     must not hold one of the tensors or a view of it (it would never be freed), nor a gradient.
     """
-    key: list[Hashable] = [build, params]
-    state: list[Hashable] = []
-    owners: list[Tensor] = []
-    for tensor in tensors:
-        if tensor.is_inference():
-            return build(*tensors, *params)
-        owner = owner_of(tensor)
-        owners.append(owner)
-        key += (id(owner), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-        state += (_version_of(tensor), tensor.data_ptr(), _identity_of(tensor.untyped_storage()))
-    name = tuple(key)
+    if len(tensors) == 1 and isinstance(tensors[0], Parameter):
+        # A weight: the short way for what is asked hundreds of times a step.
+        name, state, owners = (build, params, id(tensors[0])), _state_of(tensors[0]), tensors
+    else:
+        key: list[Hashable] = [build, params]
+        states: list[Hashable] = []
+        for tensor in tensors:
+            if tensor.is_inference():
+                return build(*tensors, *params)
+            key += (id(owner_of(tensor)), tensor.storage_offset(), tensor.shape, tensor.stride())
+            states += _state_of(tensor)
+        name, state, owners = tuple(key), tuple(states), [owner_of(x) for x in tensors]
     entry = _entries.get(name)
     if entry is not None:
-        if entry.state == tuple(state):
+        if entry.state == state:
             return entry.value
         _drop(name)
     value = build(*tensors, *params)
@@ -73,9 +75,15 @@ def kept(
         drop = functools.partial(_drop, name)
         references = tuple(weakref.ref(owner, drop) for owner in owners)
         storages = tuple(StorageWeakRef(tensor.untyped_storage()) for tensor in tensors)
-        _entries[name] = _Entry(tuple(state), value, num_bytes, references, storages)
+        _entries[name] = _Entry(state, value, num_bytes, references, storages)
         _held[0] += num_bytes
     return value
+
+
+def _state_of(tensor: Tensor) -> tuple[Hashable, ...]:
+    storage = _identity_of(tensor.untyped_storage())
+    layout = (tensor.dtype, tensor.shape, tensor.stride())
+    return (_version_of(tensor), tensor.data_ptr(), storage, *layout)
 
 
 def owner_of(tensor: Tensor) -> Tensor:

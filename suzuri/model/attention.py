@@ -7,8 +7,7 @@ causality and the length-dependent scale of global layers.
 import torch
 from torch import Tensor, nn
 
-from suzuri.kernels.kv_write import kv_write
-from suzuri.kernels.log_scaling import log_scaling
+from suzuri.kernels.attention_prologue import Scaling, Sequences, State, attention_prologue
 from suzuri.kernels.paged_attention import paged_attention
 from suzuri.kernels.relative_attention import relative_attention
 from suzuri.model.batch import Batch
@@ -37,6 +36,10 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.layer, self.position_offset = config, layer, position_offset
+        self.scaling = None
+        if config.log_scaling_n_floor is not None:
+            floor, alpha = config.log_scaling_n_floor, config.log_scaling_alpha
+            self.scaling = Scaling(floor, alpha, position_offset)
         heads, kv_heads, channels = config.num_heads, config.num_kv_heads, config.head_dim
         self.widths = (heads * channels, 2 * kv_heads * channels, heads * config.d_rel)
         self.qkvr = Linear(hidden_size, sum(self.widths), dtype)
@@ -47,39 +50,43 @@ class Attention(nn.Module):
         self.out = Linear(heads * channels, hidden_size, dtype)
 
     def forward(self, x_ND: Tensor, batch: Batch) -> Tensor:
-        config, channels = self.config, self.config.head_dim
-        q_NX, kv_NX, r_NX = self.qkvr(x_ND).split(self.widths, -1)
-        kv_NC = self.kv_conv(kv_NX, batch).reshape(-1, 2, config.num_kv_heads, channels)
-        q_NHC = self.q_norm(q_NX.reshape(-1, config.num_heads, channels))
-        k_NUC, v_NUC = self.k_norm(kv_NC[:, 0]), kv_NC[:, 1]
-        r_NHB = r_NX.reshape(-1, config.num_heads, config.d_rel)
-        if config.log_scaling_n_floor is not None:
-            offset = self.position_offset
-            positions_N = batch.positions_N + offset if offset else batch.positions_N
-            scaling = (positions_N, config.log_scaling_n_floor, config.log_scaling_alpha)
-            q_NHC, r_NHB = log_scaling(q_NHC, *scaling), log_scaling(r_NHB, *scaling)
-        return self.out(self._attend(q_NHC, k_NUC, v_NUC, r_NHB, batch).flatten(1))
-
-    def _attend(
-        self, q_NHC: Tensor, k_NUC: Tensor, v_NUC: Tensor, r_NHB: Tensor, batch: Batch
-    ) -> Tensor:
-        window = self.config.window
-        if batch.cache is None:
-            return relative_attention(
-                q_NHC, k_NUC, v_NUC, r_NHB, self.rel_proj, batch.seq_starts_S1, window=window
+        config, starts_S1 = self.config, batch.seq_starts_S1
+        state = self._state(batch)
+        q_NHC, r_NHB, k_NUC, v_NUC = attention_prologue(
+            self.qkvr(x_ND),
+            self.kv_conv.weight,
+            self.q_norm.weight,
+            self.k_norm.weight,
+            Sequences(batch.positions_N, batch.seq_ids_N, starts_S1),
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            eps=self.q_norm.eps,
+            scaling=self.scaling,
+            state=state,
+        )
+        window = config.window
+        if state is None or batch.cache is None:
+            assert k_NUC is not None and v_NUC is not None
+            out_NHC = relative_attention(
+                q_NHC, k_NUC, v_NUC, r_NHB, self.rel_proj, starts_S1, window=window
             )
-        view, layer = batch.cache, batch.cache.layers[self.layer]
-        slots_N = view.global_slots_N if window is None else view.local_slots_N
-        pages_SM = view.global_pages_SM if window is None else view.local_pages_SM
-        kv_write(k_NUC, v_NUC, layer.k_pages_PTUC, layer.v_pages_PTUC, slots_N)
-        return paged_attention(
-            q_NHC,
-            r_NHB,
-            self.rel_proj,
-            layer.k_pages_PTUC,
-            layer.v_pages_PTUC,
-            pages_SM,
-            batch.first_positions_S,
-            batch.seq_starts_S1,
-            window=window,
+        else:
+            pages = (state.k_pages_PTUC, state.v_pages_PTUC)
+            view = batch.cache
+            table_SM = view.global_pages_SM if window is None else view.local_pages_SM
+            where = (table_SM, batch.first_positions_S, starts_S1)
+            out_NHC = paged_attention(q_NHC, r_NHB, self.rel_proj, *pages, *where, window=window)
+        return self.out(out_NHC.flatten(1))
+
+    def _state(self, batch: Batch) -> State | None:
+        view = batch.cache
+        if view is None:
+            return None
+        layer = view.layers[self.layer]
+        return State(
+            conv_LRC=layer.kv_conv_LRC,
+            conv_slots_S=view.conv_slots_S,
+            k_pages_PTUC=layer.k_pages_PTUC,
+            v_pages_PTUC=layer.v_pages_PTUC,
+            page_slots_N=view.global_slots_N if self.config.window is None else view.local_slots_N,
         )

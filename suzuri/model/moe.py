@@ -4,9 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from suzuri.kernels.exact import at_least_fp32
-from suzuri.kernels.grouped_gemm import grouped_gemm
-from suzuri.kernels.moe_combine import moe_combine
-from suzuri.kernels.moe_permute import moe_permute
+from suzuri.kernels.moe_experts import moe_experts
 from suzuri.kernels.router import router
 from suzuri.kernels.swiglu import swiglu
 from suzuri.model.config import TextConfig
@@ -77,17 +75,10 @@ class MoE(nn.Module):
         self.routed_down = Nvfp4Experts(self.num_routed, hidden, width) if nvfp4 else None
 
     def forward(self, x_ND: Tensor) -> Tensor:
-        dtype, wide = x_ND.dtype, at_least_fp32(x_ND.dtype)
         experts_NK, weights_NJ, _ = self.router(x_ND)
-        shared_S = torch.arange(self.num_routed, self.num_experts, device=x_ND.device)
-        experts_NJ = torch.cat([experts_NK, shared_S.expand(x_ND.shape[0], -1)], 1)
-        rows_MD, order = moe_permute(x_ND, experts_NJ, num_experts=self.num_experts)
         gate_up_EFD = _all_experts(self.routed_gate_up, self.gate_up)
-        gate_up_MF2 = grouped_gemm(rows_MD, gate_up_EFD, order.offsets_E1, out_dtype=wide)
-        hidden_MF = swiglu(gate_up_MF2, out_dtype=dtype)
         down_EDF = _all_experts(self.routed_down, self.down)
-        y_MD = grouped_gemm(hidden_MF, down_EDF, order.offsets_E1, out_dtype=dtype)
-        return moe_combine(y_MD, order, weights_NJ, out_dtype=dtype)
+        return moe_experts(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
 
 
 def _all_experts(routed: Nvfp4Experts | None, held: Tensor) -> Tensor:

@@ -63,8 +63,14 @@ TORCH_FREE = (
 # tml_renderers and safetensors.torch load torch themselves.
 LOADS_TORCH = {"torch", "triton", "torchvision", "torchaudio", "transformers", "tml_renderers"}
 
-READS_ENVIRONMENT = {"suzuri/log.py", "suzuri/tools/doctor/host.py"}
-"""Files that may read the environment: the log level, and what a report on the machine shows."""
+READS_ENVIRONMENT = {
+    "suzuri/log.py",
+    "suzuri/tools/doctor/host.py",
+    "suzuri/kernels/cache_folder.py",
+    "suzuri/kernels/matmul/buckets.py",
+}
+"""Files that may read the environment: the log level, what a report on the machine shows, the cache
+folder, and the vendor library's own variables, under which the results of its test are stored."""
 
 ENVIRONMENT_NAMES = {
     *("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"),

@@ -584,3 +584,23 @@ def test_fp64_logits_stay_fp64():
     assert result.raw.logprob_S.dtype == result.sampled.top_SK.dtype == torch.float64
     exact = torch.log_softmax(logits, -1).gather(1, result.ids_S[:, None])[:, 0]
     assert (result.raw.logprob_S - exact).abs().max() < 1e-14
+
+
+def test_plain_rows_are_those_that_ask_for_nothing():
+    """What skips the upload of parameters must want the most likely id, whatever came before."""
+    plain: list[dict[str, Any]] = [{}, {"seed": 3}, {"top_p": 0.5, "top_k": 2}, {"max_tokens": 5}]
+    asking: list[dict[str, Any]] = [
+        {"temperature": 1.0},
+        {"logprobs": 0},
+        {"sampled_logprobs": True},
+        {"logit_bias": {5: 1.0}},
+        {"allowed_token_ids": [1, 2]},
+        {"presence_penalty": 0.5},
+        {"min_tokens": 2, "stop_token_ids": [7]},
+    ]
+    for expected, cases in ((True, plain), (False, asking)):
+        for words in cases:
+            chosen: dict[str, Any] = {"temperature": 0.0} | words
+            params = SamplingParams(**chosen)
+            found = resolve(params, FullVocabulary(), num_rows=300, eos_token_id=None)
+            assert found.is_plain is expected, words

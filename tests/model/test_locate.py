@@ -52,6 +52,19 @@ def test_a_preset() -> None:
     assert "a shape without weights" in refusal("tiny", weights=True)
 
 
+def test_the_parent_of_model_folders_points_to_them(tmp_path: Path) -> None:
+    golden = BASE.parent
+    near = f"did you mean one of {golden / 'original'}, {golden / 'transformers'}?"
+    for weights in (False, True):
+        assert refusal(str(golden), weights=weights) == f"{golden} has no config.json; {near}"
+    assert f"did you mean one of {golden.parent}/alldense/original, " in refusal(str(golden.parent))
+    assert "and 9 more?" in refusal(str(golden.parent))
+    (tmp_path / "a").mkdir()
+    shutil.copy(BASE / "config.json", tmp_path / "a")
+    assert refusal(str(tmp_path)) == f"{tmp_path} has no config.json; did you mean {tmp_path}/a?"
+    assert "config.json: no such file" in refusal(str(golden / "original" / ".." / ".." / "media"))
+
+
 def test_a_folder_and_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "mein modell ö"
     shutil.copytree(BASE, folder)

@@ -48,9 +48,9 @@ PATCHES = {
         "text.layer.0.attn",
     ),
     "bias in router weights": Patch(
-        "kernels/router/reference.py",
-        "exact.select(logits_NE, experts_NK)",
-        "exact.select(logits_NE[:, :routed] + bias_R, experts_NK)",
+        "kernels/router/cpu.py",
+        "raw[n, j] = logits[n, e]",
+        "raw[n, j] = logits[n, e] + bias[e]",
         "text.layer.2.mlp",
     ),
     "muP applied twice": Patch(
@@ -66,9 +66,9 @@ PATCHES = {
         "text.layer.0.attn",
     ),
     "gate and up as halves": Patch(
-        "kernels/swiglu/reference.py",
-        "exact.silu(wide[..., 0::2]) * wide[..., 1::2]",
-        "exact.silu(wide.chunk(2, -1)[0]) * wide.chunk(2, -1)[1]",
+        "kernels/swiglu/cpu.py",
+        "gates, ups, row = gate_up[n][0::2], gate_up[n][1::2], y[n]",
+        "gates, ups, row = gate_up[n][:width], gate_up[n][width:], y[n]",
         "text.layer.0.mlp",
     ),
     "draft position not shifted": Patch(

@@ -295,4 +295,4 @@ def test_the_first_layer_and_token_that_differ_are_named(
     code, last = verdict(capsys)
     assert code == 1
     assert "hidden row of request 1, sample 0, token " in last
-    assert last.endswith("first differs in layer 0 attn.kv_conv")
+    assert last.endswith("first differs in layer 0 attn")

@@ -2,16 +2,25 @@
 
 from torch import Tensor
 
-from suzuri.kernels import dispatch
+from suzuri.kernels import dispatch, exact
 from suzuri.kernels.embedding_sum import reference
 
 
 def embedding_sum(ids_NB: Tensor, weight_VD: Tensor) -> Tensor:
     """out[n] = sum over b of weight[ids[n, b]], summed in fp32 (at least) by a fixed tree.
 
-    ids_NB [N, B] int64 in [0, V), weight_VD [V, D]. Returns [N, D] in fp32 (fp64 for an fp64
-    weight), unrounded: the norm that follows takes it so. Gradient: weight, ordered, no atomics.
+    ids_NB [N, B] int64 in [0, V) (otherwise as in embedding), weight_VD [V, D]. Returns [N, D] in
+    fp32 (fp64 for an fp64 weight), unrounded: the norm that follows takes it so. Gradient: weight,
+    ordered, no atomics.
     """
     if dispatch.use_reference(weight_VD):
         return reference.embedding_sum(ids_NB, weight_VD)
-    raise dispatch.no_kernel("embedding_sum", weight_VD)
+    if weight_VD.device.type != "cuda":
+        raise dispatch.no_kernel("embedding_sum", weight_VD)
+    if exact.records_gradient(weight_VD):
+        raise NotImplementedError(
+            "embedding_sum: no gradient on a GPU yet; call it under torch.inference_mode()"
+        )
+    from suzuri.kernels.embedding_sum import kernel
+
+    return kernel.embedding_sum(ids_NB, weight_VD)

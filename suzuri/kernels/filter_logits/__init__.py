@@ -28,4 +28,8 @@ def filter_logits(logits_NV: Tensor, min_p_N: Tensor, top_k_N: Tensor, top_p_N: 
         )
     if dispatch.use_reference(logits_NV):
         return reference.filter_logits(logits_NV, min_p_N, top_k_N, top_p_N)
-    raise dispatch.no_kernel("filter_logits", logits_NV)
+    if logits_NV.device.type != "cuda":
+        raise dispatch.no_kernel("filter_logits", logits_NV)
+    from suzuri.kernels.filter_logits import kernel
+
+    return kernel.filter_logits(logits_NV, min_p_N, top_k_N, top_p_N)

@@ -36,7 +36,7 @@ def _count_min_p(below_NV: Tensor, min_p_N: Tensor) -> Tensor:
 
 def _count_top_p(above_NV: Tensor, count_N1: Tensor, top_p_N: Tensor) -> Tensor:
     """How many of the first count_N1 ids are needed to reach top_p; above_NV is logit - max."""
-    weight_NV = (torch.exp(above_NV) * UNITS).to(torch.int64)
+    weight_NV = (exact.exp(above_NV) * UNITS).to(torch.int64)
     before_NV = weight_NV.cumsum(-1)  # exact: integers
     total_N1 = exact.select(before_NV, count_N1 - 1)
     top_p_N1 = top_p_N[:, None]

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from suzuri.kernels import dispatch
+from suzuri.kernels import dispatch, exact
 from suzuri.kernels.gelu import reference
 
 
@@ -13,4 +13,12 @@ def gelu(x: Tensor) -> Tensor:
     """
     if dispatch.use_reference(x):
         return reference.gelu(x)
-    raise dispatch.no_kernel("gelu", x)
+    if x.device.type != "cuda":
+        raise dispatch.no_kernel("gelu", x)
+    if exact.records_gradient(x):
+        raise NotImplementedError(
+            "gelu: no gradient on a GPU yet; call it under torch.inference_mode()"
+        )
+    from suzuri.kernels.gelu import kernel
+
+    return kernel.gelu(x)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from suzuri.kernels import dispatch
-from suzuri.kernels.grouped_gemm import cpu, reference
+from suzuri.kernels import dispatch, exact
+from suzuri.kernels.grouped_gemm import reference
 
 
 def grouped_gemm(
@@ -24,7 +24,17 @@ def grouped_gemm(
     if x_MK.dtype != weight_EFK.dtype:
         raise ValueError(f"grouped_gemm: x is {x_MK.dtype}, weight is {weight_EFK.dtype}")
     if dispatch.use_cpu(x_MK, weight_EFK):
+        from suzuri.kernels.grouped_gemm import cpu
+
         return cpu.grouped_gemm(x_MK, weight_EFK, offsets_E1, out_dtype)
     if dispatch.use_reference(x_MK):
         return reference.grouped_gemm(x_MK, weight_EFK, offsets_E1, out_dtype)
-    raise dispatch.no_kernel("grouped_gemm", x_MK)
+    if x_MK.device.type != "cuda" or x_MK.dtype not in (torch.bfloat16, torch.float32):
+        raise dispatch.no_kernel("grouped_gemm", x_MK)
+    if exact.records_gradient(x_MK, weight_EFK):
+        raise NotImplementedError(
+            "grouped_gemm: no gradient on a GPU yet; call it under torch.inference_mode()"
+        )
+    from suzuri.kernels.grouped_gemm import kernel
+
+    return kernel.grouped_gemm(x_MK, weight_EFK, offsets_E1, out_dtype)

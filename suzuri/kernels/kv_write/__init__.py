@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from suzuri.kernels import dispatch
-from suzuri.kernels.arrays import has_arrays
-from suzuri.kernels.kv_write import cpu, reference
+from suzuri.kernels.kv_write import reference
 
 
 def kv_write(
@@ -20,14 +19,16 @@ def kv_write(
         if rows.dtype != pages.dtype:
             raise ValueError(f"kv_write: rows are {rows.dtype}, pages are {pages.dtype}")
     pages = (k_pages_PTUC, v_pages_PTUC)
-    if (
-        dispatch.use_cpu(k_NUC, v_NUC)
-        and has_arrays(k_NUC)
-        and all(x.is_contiguous() for x in pages)
-    ):
+    if dispatch.use_cpu(k_NUC, v_NUC) and all(x.is_contiguous() for x in pages):
+        from suzuri.kernels.kv_write import cpu
+
         cpu.kv_write(k_NUC, v_NUC, k_pages_PTUC, v_pages_PTUC, slots_N)
         return
     if dispatch.use_reference(k_NUC):
         reference.kv_write(k_NUC, v_NUC, k_pages_PTUC, v_pages_PTUC, slots_N)
         return
-    raise dispatch.no_kernel("kv_write", k_NUC)
+    if k_NUC.device.type != "cuda":
+        raise dispatch.no_kernel("kv_write", k_NUC)
+    from suzuri.kernels.kv_write import kernel
+
+    kernel.kv_write(k_NUC, v_NUC, k_pages_PTUC, v_pages_PTUC, slots_N)

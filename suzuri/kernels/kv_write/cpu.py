@@ -1,24 +1,27 @@
-"""As reference.py; which rows are written is found out once for all layers of a batch."""
+"""As reference.py, row by row."""
 
 from torch import Tensor
 
-from suzuri.kernels.arrays import Array, array
-from suzuri.kernels.kept import kept
+from suzuri.kernels.arrays import lasting
+from suzuri.kernels.compiled import loop, words
+
+
+@loop
+def _write(k, v, k_pages, v_pages, slots):
+    rows, heads, channels = k.shape
+    size = k_pages.shape[1]
+    for n in range(rows):
+        if slots[n] >= 0:
+            k_place = k_pages[slots[n] // size, slots[n] % size]
+            v_place = v_pages[slots[n] // size, slots[n] % size]
+            for u in range(heads):
+                for c in range(channels):
+                    k_place[u, c] = k[n, u, c]
+                    v_place[u, c] = v[n, u, c]
 
 
 def kv_write(
     k_NUC: Tensor, v_NUC: Tensor, k_pages_PTUC: Tensor, v_pages_PTUC: Tensor, slots_N: Tensor
 ) -> None:
-    kept_M = kept(_written, slots_N)
-    for rows_NUC, pages_PTUC in ((k_NUC, k_pages_PTUC), (v_NUC, v_pages_PTUC)):
-        pages_XUC = array(pages_PTUC).reshape(-1, *pages_PTUC.shape[2:])
-        if kept_M is None:
-            pages_XUC[array(slots_N)] = array(rows_NUC)
-        else:
-            pages_XUC[array(slots_N)[kept_M]] = array(rows_NUC)[kept_M]
-
-
-def _written(slots_N: Tensor) -> Array | None:
-    """Rows that are written; None when all are."""
-    written_N = array(slots_N) >= 0
-    return None if written_N.all() else written_N.nonzero()[0]
+    rows = (words(k_NUC.contiguous()), words(v_NUC.contiguous()))
+    _write(*rows, words(k_pages_PTUC), words(v_pages_PTUC), lasting(slots_N))

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from suzuri.kernels import dispatch
+from suzuri.kernels import dispatch, exact
 from suzuri.kernels.log_scaling import reference
 
 
@@ -15,4 +15,12 @@ def log_scaling(x_NHC: Tensor, positions_N: Tensor, n_floor: float, alpha: float
     """
     if dispatch.use_reference(x_NHC):
         return reference.log_scaling(x_NHC, positions_N, n_floor, alpha)
-    raise dispatch.no_kernel("log_scaling", x_NHC)
+    if x_NHC.device.type != "cuda":
+        raise dispatch.no_kernel("log_scaling", x_NHC)
+    if exact.records_gradient(x_NHC):
+        raise NotImplementedError(
+            "log_scaling: no gradient on a GPU yet; call it under torch.inference_mode()"
+        )
+    from suzuri.kernels.log_scaling import kernel
+
+    return kernel.log_scaling(x_NHC, positions_N, n_floor, alpha)

@@ -1,8 +1,9 @@
 """Log-softmax over the vocabulary in fixed chunks."""
 
+import torch
 from torch import Tensor
 
-from suzuri.kernels import dispatch
+from suzuri.kernels import dispatch, exact
 from suzuri.kernels.log_softmax import reference
 
 
@@ -16,4 +17,12 @@ def log_softmax(logits_NV: Tensor) -> Tensor:
     """
     if dispatch.use_reference(logits_NV):
         return reference.log_softmax(logits_NV)
-    raise dispatch.no_kernel("log_softmax", logits_NV)
+    if logits_NV.device.type != "cuda" or logits_NV.dtype not in (torch.bfloat16, torch.float32):
+        raise dispatch.no_kernel("log_softmax", logits_NV)
+    if exact.records_gradient(logits_NV):
+        raise NotImplementedError(
+            "log_softmax: no gradient on a GPU yet; call it under torch.inference_mode()"
+        )
+    from suzuri.kernels.log_softmax import kernel
+
+    return kernel.log_softmax(logits_NV)

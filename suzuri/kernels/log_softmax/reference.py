@@ -31,9 +31,9 @@ def add_chunk(state: tuple[Tensor, Tensor], chunk_NB: Tensor) -> tuple[Tensor, T
     """Folds one vocabulary chunk into (max, sum). The max carries no gradient: it cancels."""
     old_max, total = state
     chunk_max = chunk_NB.detach().amax(-1).clamp(min=_empty_max(chunk_NB))
-    chunk_sum = exact.tree_sum(torch.exp(chunk_NB - chunk_max[:, None]))
+    chunk_sum = exact.tree_sum(exact.exp(chunk_NB - chunk_max[:, None]))
     new_max = torch.maximum(old_max, chunk_max)
-    total = total * torch.exp(old_max - new_max) + chunk_sum * torch.exp(chunk_max - new_max)
+    total = total * exact.exp(old_max - new_max) + chunk_sum * exact.exp(chunk_max - new_max)
     return new_max, total
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from suzuri.kernels import dispatch
+from suzuri.kernels import dispatch, exact
 from suzuri.kernels.matmul import reference
 
 
@@ -22,6 +22,18 @@ def matmul(
         )
     if x_NK.dtype != weight_MK.dtype:
         raise ValueError(f"matmul: x is {x_NK.dtype}, weight is {weight_MK.dtype}; need one dtype")
+    if dispatch.use_cpu(x_NK, weight_MK):
+        from suzuri.kernels.matmul import cpu
+
+        return cpu.matmul(x_NK, weight_MK, scale, out_dtype or x_NK.dtype)
     if dispatch.use_reference(x_NK):
         return reference.matmul(x_NK, weight_MK, scale, out_dtype or x_NK.dtype)
-    raise dispatch.no_kernel("matmul", x_NK)
+    if x_NK.device.type != "cuda" or x_NK.dtype not in (torch.bfloat16, torch.float32):
+        raise dispatch.no_kernel("matmul", x_NK)
+    if exact.records_gradient(x_NK, weight_MK):
+        raise NotImplementedError(
+            "matmul: no gradient on a GPU yet; call it under torch.inference_mode()"
+        )
+    from suzuri.kernels.matmul import kernel
+
+    return kernel.matmul(x_NK, weight_MK, scale, out_dtype or x_NK.dtype)

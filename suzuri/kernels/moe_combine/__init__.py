@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from suzuri.kernels import dispatch
-from suzuri.kernels.moe_combine import cpu, reference
+from suzuri.kernels import dispatch, exact
+from suzuri.kernels.moe_combine import reference
 from suzuri.kernels.moe_permute import Permutation
 
 
@@ -20,9 +20,19 @@ def moe_combine(
     if y_MD.shape[0] != weights_NJ.numel():
         raise ValueError(f"moe_combine: {y_MD.shape[0]} rows for {list(weights_NJ.shape)} slots")
     if dispatch.use_cpu(y_MD, weights_NJ):
+        from suzuri.kernels.moe_combine import cpu
+
         return cpu.moe_combine(y_MD, permutation.inverse_M, weights_NJ, out_dtype)
     if dispatch.use_reference(y_MD):
         return reference.moe_combine(
             y_MD, permutation.order_M, permutation.inverse_M, weights_NJ, out_dtype
         )
-    raise dispatch.no_kernel("moe_combine", y_MD)
+    if y_MD.device.type != "cuda" or y_MD.dtype not in (torch.bfloat16, torch.float32):
+        raise dispatch.no_kernel("moe_combine", y_MD)
+    if exact.records_gradient(y_MD, weights_NJ):
+        raise NotImplementedError(
+            "moe_combine: no gradient on a GPU yet; call it under torch.inference_mode()"
+        )
+    from suzuri.kernels.moe_combine import kernel
+
+    return kernel.moe_combine(y_MD, permutation.inverse_M, weights_NJ, out_dtype)

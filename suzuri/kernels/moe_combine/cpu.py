@@ -1,20 +1,32 @@
-"""As reference.py, all products at once."""
+"""As reference.py, row by row."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from suzuri.kernels.arrays import array, tensor
+from suzuri.kernels import exact
+from suzuri.kernels.arrays import array, empty, tensor
+from suzuri.kernels.compiled import loop
 
 
-@np.errstate(all="ignore")
+@loop
+def _combine(y, inverse, weights, out):
+    tokens, slots = weights.shape
+    width = y.shape[1]
+    for n in range(tokens):
+        row = out[n]
+        source, weight = y[inverse[n * slots]], weights[n, 0]
+        for d in range(width):
+            row[d] = weight * source[d]
+        for j in range(1, slots):
+            source, weight = y[inverse[n * slots + j]], weights[n, j]
+            for d in range(width):
+                row[d] += weight * source[d]
+
+
 def moe_combine(
     y_MD: Tensor, inverse_M: Tensor, weights_NJ: Tensor, out_dtype: torch.dtype
 ) -> Tensor:
-    slots_MD = array(y_MD.to(weights_NJ.dtype)).take(array(inverse_M), axis=0)
-    slots_NJD = slots_MD.reshape(*weights_NJ.shape, y_MD.shape[1])
-    slots_NJD *= array(weights_NJ)[..., None]
-    out_ND = slots_NJD[:, 0]
-    for slot in range(1, slots_NJD.shape[1]):
-        out_ND = out_ND + slots_NJD[:, slot]
-    return tensor(out_ND).to(out_dtype)
+    y = array(exact.widen(y_MD).contiguous())
+    out = empty(weights_NJ.shape[0], y.shape[1])
+    _combine(y, array(inverse_M), array(weights_NJ.contiguous()), out)
+    return tensor(out, out_dtype)

@@ -2,10 +2,11 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from suzuri.kernels import dispatch
-from suzuri.kernels.moe_permute import cpu, reference
+from suzuri.kernels import dispatch, exact
+from suzuri.kernels.moe_permute import reference
 
 
 class Permutation(NamedTuple):
@@ -29,9 +30,21 @@ def moe_permute(
     permutation). A stable sort and a select: no arithmetic. Gradient: x, summed over its slots in
     slot order.
     """
-    if dispatch.use_reference(x_ND):
-        given = (x_ND, experts_NJ, num_experts)
-        on_arrays = dispatch.use_cpu(x_ND)
-        rows_MD, *rest = cpu.moe_permute(*given) if on_arrays else reference.moe_permute(*given)
+    if dispatch.use_cpu(x_ND):
+        from suzuri.kernels.moe_permute import cpu
+
+        rows_MD, *rest = cpu.moe_permute(x_ND, experts_NJ, num_experts)
         return rows_MD, Permutation(*rest)
-    raise dispatch.no_kernel("moe_permute", x_ND)
+    if dispatch.use_reference(x_ND):
+        rows_MD, *rest = reference.moe_permute(x_ND, experts_NJ, num_experts)
+        return rows_MD, Permutation(*rest)
+    if x_ND.device.type != "cuda" or x_ND.dtype not in (torch.bfloat16, torch.float32):
+        raise dispatch.no_kernel("moe_permute", x_ND)
+    if exact.records_gradient(x_ND):
+        raise NotImplementedError(
+            "moe_permute: no gradient on a GPU yet; call it under torch.inference_mode()"
+        )
+    from suzuri.kernels.moe_permute import kernel
+
+    rows_MD, *rest = kernel.moe_permute(x_ND, experts_NJ, num_experts)
+    return rows_MD, Permutation(*rest)

@@ -43,7 +43,11 @@ def quantize(weight_ENK: Tensor) -> Nvfp4:
         raise ValueError(f"nvfp4: dtype {weight_ENK.dtype} must be bfloat16 or float32")
     if dispatch.use_reference(weight_ENK):
         return Nvfp4(**reference.quantize(weight_ENK.detach()))
-    raise dispatch.no_kernel("nvfp4.quantize", weight_ENK)
+    if weight_ENK.device.type != "cuda":
+        raise dispatch.no_kernel("nvfp4.quantize", weight_ENK)
+    # For converting checkpoints, not for a step: elementwise operations, fixed trees, and a host
+    # that looks at the largest value of each matrix.
+    return Nvfp4(**reference.quantize(weight_ENK.detach()))
 
 
 def dequantize(weight: Nvfp4, *, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -56,4 +60,8 @@ def dequantize(weight: Nvfp4, *, out_dtype: torch.dtype = torch.bfloat16) -> Ten
     if dispatch.use_reference(weight.codes):
         values_ENK = reference.dequantize(weight.codes, weight.block_scales, weight.global_scales)
         return values_ENK.to(out_dtype)
-    raise dispatch.no_kernel("nvfp4.dequantize", weight.codes)
+    if weight.codes.device.type != "cuda":
+        raise dispatch.no_kernel("nvfp4.dequantize", weight.codes)
+    from suzuri.kernels.nvfp4 import kernel
+
+    return kernel.dequantize(weight.codes, weight.block_scales, weight.global_scales, out_dtype)

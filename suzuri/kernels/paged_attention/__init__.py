@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from suzuri.kernels import dispatch
-from suzuri.kernels.paged_attention import cpu, reference
+from suzuri.kernels import dispatch, exact
+from suzuri.kernels.paged_attention import reference
 
 
 def paged_attention(
@@ -32,13 +32,20 @@ def paged_attention(
         raise ValueError(f"paged_attention: {heads} query heads over {kv_heads} KV heads")
     if any(x.dtype != q_NHC.dtype for x in (r_NHB, proj_BE, k_pages_PTUC, v_pages_PTUC)):
         raise ValueError("paged_attention: all of q, k, v, r and proj must have one dtype")
-    pages = (k_pages_PTUC, v_pages_PTUC)
-    if dispatch.use_cpu(q_NHC, r_NHB, proj_BE) and cpu.covers(q_NHC, proj_BE, *pages):
+    if dispatch.use_cpu(q_NHC, r_NHB, proj_BE):
+        from suzuri.kernels.paged_attention import cpu
+
         attend = cpu.paged_attention
     elif dispatch.use_reference(q_NHC):
         attend = reference.paged_attention
-    else:
+    elif q_NHC.device.type != "cuda":
         raise dispatch.no_kernel("paged_attention", q_NHC)
+    elif exact.records_gradient(q_NHC, r_NHB, proj_BE, k_pages_PTUC, v_pages_PTUC):
+        raise NotImplementedError("paged_attention: no gradient on a GPU; use torch.no_grad()")
+    else:
+        from suzuri.kernels.paged_attention import kernel
+
+        attend = kernel.paged_attention
     return attend(
         q_NHC,
         r_NHB,

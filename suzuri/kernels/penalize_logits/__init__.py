@@ -36,4 +36,10 @@ def penalize_logits(
         return reference.penalize_logits(
             logits_NV, prompt_LV, output_LV, slots_N, repetition_N, frequency_N, presence_N
         )
-    raise dispatch.no_kernel("penalize_logits", logits_NV)
+    if logits_NV.device.type != "cuda":
+        raise dispatch.no_kernel("penalize_logits", logits_NV)
+    from suzuri.kernels.penalize_logits import kernel
+
+    return kernel.penalize_logits(
+        logits_NV, prompt_LV, output_LV, slots_N, repetition_N, frequency_N, presence_N
+    )

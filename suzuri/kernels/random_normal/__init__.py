@@ -25,4 +25,8 @@ def random_normal(
     key = torch.tensor(seed, device=device)
     if dispatch.use_reference(key):
         return reference.random_normal(key, stream, first, count)
-    raise dispatch.no_kernel("random_normal", key)
+    if key.device.type != "cuda":
+        raise dispatch.no_kernel("random_normal", key)
+    from suzuri.kernels.random_normal import kernel
+
+    return kernel.random_normal(key, stream, first, count)

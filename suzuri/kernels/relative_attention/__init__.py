@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from suzuri.kernels import dispatch
+from suzuri.kernels import dispatch, exact
 from suzuri.kernels.relative_attention import reference
 
 
@@ -38,4 +38,12 @@ def relative_attention(
         return reference.relative_attention(
             q_NHC, k_NUC, v_NUC, r_NHB, proj_BE, seq_starts_S1, window
         )
-    raise dispatch.no_kernel("relative_attention", q_NHC)
+    if q_NHC.device.type != "cuda":
+        raise dispatch.no_kernel("relative_attention", q_NHC)
+    if exact.records_gradient(q_NHC, k_NUC, v_NUC, r_NHB, proj_BE):
+        raise NotImplementedError(
+            "relative_attention: no gradient on a GPU yet; use torch.no_grad()"
+        )
+    from suzuri.kernels.relative_attention import kernel
+
+    return kernel.relative_attention(q_NHC, k_NUC, v_NUC, r_NHB, proj_BE, seq_starts_S1, window)

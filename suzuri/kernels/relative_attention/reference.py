@@ -135,8 +135,8 @@ def _add_tile(part: Partial, score_SHTB: Tensor, v_SBUC: Tensor, dtype: torch.dt
     old_max, weight, value = part
     # The max only shifts the exponent and cancels in the result: it carries no gradient.
     new_max = torch.maximum(old_max, score_SHTB.detach().amax(-1))
-    fade = torch.exp(old_max - new_max)
-    p_SHTB = torch.exp(score_SHTB - new_max[..., None])
+    fade = exact.exp(old_max - new_max)
+    p_SHTB = exact.exp(score_SHTB - new_max[..., None])
     weight = weight * fade + exact.tree_sum(p_SHTB)
     v_SUCB = v_SBUC.permute(0, 2, 3, 1)
     value = value * fade[..., None] + _heads_product(p_SHTB.to(dtype), v_SUCB).to(value.dtype)
@@ -146,7 +146,7 @@ def _add_tile(part: Partial, score_SHTB: Tensor, v_SBUC: Tensor, dtype: torch.dt
 def _fold(total: Partial, part: Partial) -> Partial:
     """Adds a chunk's partial result to the total: the one operation by which chunks merge."""
     new_max = torch.maximum(total[0], part[0])
-    a, b = torch.exp(total[0] - new_max), torch.exp(part[0] - new_max)
+    a, b = exact.exp(total[0] - new_max), exact.exp(part[0] - new_max)
     return (
         new_max,
         total[1] * a + part[1] * b,

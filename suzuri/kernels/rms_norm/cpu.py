@@ -1,19 +1,31 @@
-"""As reference.py, on arrays."""
+"""As reference.py, row by row."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from suzuri.kernels import exact
-from suzuri.kernels.arrays import array, tensor, tree
+from suzuri.kernels.arrays import array, empty, tensor
+from suzuri.kernels.compiled import loop
+from suzuri.kernels.loops import tree
 
 
-@np.errstate(all="ignore")
+@loop
+def _norm(x, weight, eps, y):
+    rows, width = x.shape
+    squares = np.empty(width, np.float32)
+    for n in range(rows):
+        for i in range(width):
+            squares[i] = x[n, i] * x[n, i]
+        mean = tree(squares, width) / np.float32(width)
+        scale = np.float32(1.0) / np.sqrt(mean + np.float32(eps))
+        for i in range(width):
+            y[n, i] = x[n, i] * scale * weight[i]
+
+
 def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:
-    wide_ND = array(exact.widen(x_ND))
-    mean_N = tree(wide_ND * wide_ND) / x_ND.shape[-1]
-    mean_N += eps
-    scale_N = array(torch.rsqrt(tensor(mean_N)))
-    y_ND = wide_ND * scale_N[..., None]
-    y_ND *= array(weight_D.to(exact.at_least_fp32(x_ND.dtype)))
-    return tensor(y_ND).to(out_dtype)
+    x = array(exact.widen(x_ND).contiguous())
+    y = empty(*x.shape)
+    rows = (-1, x.shape[-1])
+    _norm(x.reshape(rows), exact.widened(weight_D), eps, y.reshape(rows))
+    return tensor(y, out_dtype)

@@ -1,8 +1,9 @@
 """Sigmoid router with a selection bias and shared experts in one joint normalisation."""
 
+import torch
 from torch import Tensor
 
-from suzuri.kernels import dispatch
+from suzuri.kernels import dispatch, exact
 from suzuri.kernels.router import reference
 
 
@@ -35,8 +36,24 @@ def router(
         )
     if x_ND.dtype != weight_ED.dtype:
         raise ValueError(f"router: x is {x_ND.dtype}, weight is {weight_ED.dtype}")
+    if dispatch.use_cpu(x_ND, weight_ED, global_scale_1):
+        from suzuri.kernels.router import cpu
+
+        return cpu.router(
+            x_ND, weight_ED, bias_R, global_scale_1, num_experts_per_token, route_scale
+        )
     if dispatch.use_reference(x_ND):
         return reference.router(
             x_ND, weight_ED, bias_R, global_scale_1, num_experts_per_token, route_scale
         )
-    raise dispatch.no_kernel("router", x_ND)
+    if x_ND.device.type != "cuda" or x_ND.dtype not in (torch.bfloat16, torch.float32):
+        raise dispatch.no_kernel("router", x_ND)
+    if exact.records_gradient(x_ND, weight_ED, global_scale_1):
+        raise NotImplementedError(
+            "router: no gradient on a GPU yet; call it under torch.inference_mode()"
+        )
+    from suzuri.kernels.router import kernel
+
+    return kernel.router(
+        x_ND, weight_ED, bias_R, global_scale_1, num_experts_per_token, route_scale
+    )

@@ -21,7 +21,7 @@ def router(
     experts_NK = torch.sort(exact.top_k(score_NR, num_experts_per_token), dim=-1).values
     raw_NJ = torch.cat([exact.select(logits_NE, experts_NK), logits_NE[:, routed:]], 1)
     log_NJ = logsigmoid(raw_NJ)
-    share_NJ = torch.exp(log_NJ - log_NJ.detach().amax(-1, keepdim=True))
+    share_NJ = exact.exp(log_NJ - log_NJ.detach().amax(-1, keepdim=True))
     share_NJ = share_NJ / exact.tree_sum(share_NJ)[:, None]
     weights_NJ = share_NJ * (route_scale * global_scale_1.to(share_NJ.dtype))
     return experts_NK, weights_NJ, logits_NE

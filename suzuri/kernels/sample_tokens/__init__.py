@@ -34,4 +34,10 @@ def sample_tokens(
         return reference.sample_tokens(
             logits_NV, temperature_N, seeds_N, positions_N, sample_index_N, purpose
         )
-    raise dispatch.no_kernel("sample_tokens", logits_NV)
+    if logits_NV.device.type != "cuda":
+        raise dispatch.no_kernel("sample_tokens", logits_NV)
+    from suzuri.kernels.sample_tokens import kernel
+
+    return kernel.sample_tokens(
+        logits_NV, temperature_N, seeds_N, positions_N, sample_index_N, purpose
+    )

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from suzuri.kernels import dispatch
-from suzuri.kernels.short_conv import cpu, reference
+from suzuri.kernels import dispatch, exact
+from suzuri.kernels.short_conv import reference
 
 
 def short_conv(
@@ -43,6 +43,8 @@ def short_conv(
         and state_LRC.is_contiguous()
         and dispatch.use_cpu(x_NC, weight_CK)
     ):
+        from suzuri.kernels.short_conv import cpu
+
         return cpu.short_conv(
             x_NC, weight_CK, positions_N, seq_ids_N, seq_starts_S1, state_LRC, slots_S
         )
@@ -50,4 +52,14 @@ def short_conv(
         return reference.short_conv(
             x_NC, weight_CK, positions_N, seq_ids_N, seq_starts_S1, state_LRC, slots_S
         )
-    raise dispatch.no_kernel("short_conv", x_NC)
+    if x_NC.device.type != "cuda":
+        raise dispatch.no_kernel("short_conv", x_NC)
+    if exact.records_gradient(x_NC, weight_CK):
+        raise NotImplementedError(
+            "short_conv: no gradient on a GPU yet; call it under torch.inference_mode()"
+        )
+    from suzuri.kernels.short_conv import kernel
+
+    return kernel.short_conv(
+        x_NC, weight_CK, positions_N, seq_ids_N, seq_starts_S1, state_LRC, slots_S
+    )

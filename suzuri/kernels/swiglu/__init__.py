@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from suzuri.kernels import dispatch
+from suzuri.kernels import dispatch, exact
 from suzuri.kernels.swiglu import reference
 
 
@@ -16,6 +16,21 @@ def swiglu(gate_up_NF2: Tensor, *, out_dtype: torch.dtype) -> Tensor:
     """
     if gate_up_NF2.shape[-1] % 2:
         raise ValueError(f"swiglu: last dim of {list(gate_up_NF2.shape)} must be even")
+    if dispatch.use_cpu(gate_up_NF2):
+        from suzuri.kernels.swiglu import cpu
+
+        return cpu.swiglu(gate_up_NF2, out_dtype)
     if dispatch.use_reference(gate_up_NF2):
         return reference.swiglu(gate_up_NF2, out_dtype)
-    raise dispatch.no_kernel("swiglu", gate_up_NF2)
+    if gate_up_NF2.device.type != "cuda" or gate_up_NF2.dtype not in (
+        torch.bfloat16,
+        torch.float32,
+    ):
+        raise dispatch.no_kernel("swiglu", gate_up_NF2)
+    if exact.records_gradient(gate_up_NF2):
+        raise NotImplementedError(
+            "swiglu: no gradient on a GPU yet; call it under torch.inference_mode()"
+        )
+    from suzuri.kernels.swiglu import kernel
+
+    return kernel.swiglu(gate_up_NF2, out_dtype)

@@ -1,0 +1,174 @@
+"""How loops for the CPU are compiled, kept, fed and shared out over threads.
+
+They are Python that numba compiles at first use and keeps on disk: strict IEEE 754, no fast-math,
+sums in the order in which they are written, so that vectorising cannot change a bit. The sources
+under suzuri/kernels and the versions of numba and Python name the folder of the compiled code: a
+changed source is never run from an old file.
+"""
+
+import functools
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from types import FunctionType
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+import torch
+from numba.core import config, types
+from numba.extending import overload
+from torch import Tensor
+
+from suzuri.kernels.arrays import Array, array, lasting
+from suzuri.kernels.cache_folder import cache_folder
+from suzuri.log import get_logger
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+numba_config: Any = config
+_log = get_logger(__name__)
+
+
+@functools.cache
+def _folder() -> str:
+    """Where compiled code is kept; "" is nowhere."""
+    place = cache_folder("loops")
+    if place is None:
+        return ""
+    digest = hashlib.sha256(f"{numba.__version__} {sys.version}".encode())
+    root = Path(__file__).parent
+    for source in [*sorted(root.glob("*.py")), *sorted(root.glob("*/cpu.py"))]:
+        digest.update(source.read_bytes())
+    return str(place / digest.hexdigest()[:16])
+
+
+def loop(function: F, *, fused: bool = False) -> F:
+    """Compiles `function` at its first call; it runs without holding the interpreter lock.
+
+    With `fused` a product and the sum that it joins may be one instruction. That changes no bit
+    where the product is exact, as that of two fp32 numbers is in fp64: for such loops only.
+    """
+    # Under a name of its own, or both forms of a function would share one file on disk.
+    name = f"{function.__name__}_fused" if fused else function.__name__
+    source = _kept_source(Path(function.__code__.co_filename))
+    before, numba_config.CACHE_DIR = numba_config.CACHE_DIR, _folder()
+    fast = {"contract"} if fused else False
+    compile_it: Any = numba.njit
+    try:
+        return compile_it(
+            _copied(function, name, source),
+            cache=source is not None,
+            nogil=True,
+            error_model="numpy",
+            fastmath=fast,
+        )
+    finally:
+        numba_config.CACHE_DIR = before
+
+
+def _kept_source(source: Path) -> Path | None:
+    """A copy of the source beside what is compiled of it: numba finds its files by the path of the
+    source, and another checkout of the same sources is to find them too. None: nothing is kept."""
+    if not _folder():
+        return None
+    kept = Path(_folder()) / "sources" / f"{source.parent.name}_{source.name}"
+    if not kept.exists():
+        try:
+            if not kept.parent.exists():
+                _log.info("compiling the loops for the CPU; only the first run waits for it")
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            part = kept.with_name(f"{kept.name}.{os.getpid()}")
+            part.write_bytes(source.read_bytes())
+            os.replace(part, kept)
+        except OSError:
+            return None
+    return kept
+
+
+def _copied(function: F, name: str, source: Path | None) -> F:
+    code = function.__code__
+    if source is not None:
+        code = code.replace(co_filename=str(source))
+    copy: Any = FunctionType(
+        code, function.__globals__, name, function.__defaults__, function.__closure__
+    )
+    copy.__qualname__, copy.__module__ = name, function.__module__
+    return copy
+
+
+def number(x):
+    """In a loop: the fp32 number that an element of `words` stands for."""
+    raise NotImplementedError("a part of compiled loops only")
+
+
+@overload(number)
+def _number(x):
+    if isinstance(x, types.Integer):
+
+        def read(x):
+            return np.uint32(np.uint32(x) << np.uint32(16)).view(np.float32)
+    else:
+
+        def read(x):
+            return np.float32(x)
+
+    return read
+
+
+def put(place, x):
+    """In a loop: writes numbers into `words`, which must hold them exactly."""
+    raise NotImplementedError("a part of compiled loops only")
+
+
+@overload(put)
+def _put(place, x):
+    if isinstance(place.dtype, types.Integer):
+
+        def write(place, x):
+            for i in range(x.size):
+                place[i] = np.uint16(np.float32(x[i]).view(np.uint32) >> np.uint32(16))
+    else:
+
+        def write(place, x):
+            for i in range(x.size):
+                place[i] = x[i]
+
+    return write
+
+
+SMALL_PRODUCT = 1 << 22
+"""Multiplications that one thread does before a second one has started."""
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="suzuri-loops")
+
+
+def spread(work: int, parts: int, run: Callable[[int, int], None]) -> None:
+    """run(first, last) over parts 0 .. `parts`, shared out to torch's number of threads when the
+    work (multiplications) is worth it. No result may depend on where the parts are cut."""
+    threads = min(torch.get_num_threads(), parts) if work > SMALL_PRODUCT else 1
+    if threads <= 1:
+        run(0, parts)
+        return
+    first, *rest = pairwise([parts * i // threads for i in range(threads + 1)])
+    waiting = [_pool().submit(run, *part) for part in rest]
+    run(*first)
+    for part in waiting:
+        part.result()
+
+
+def words(x: Tensor) -> Array:
+    """A bf16 tensor as its bits, shared; others as they are."""
+    return array(x.view(torch.uint16) if x.dtype == torch.bfloat16 else x)
+
+
+def lasting_words(x: Tensor) -> Array:
+    """As `words`, found again quickly."""
+    return lasting(x) if x.dtype == torch.float32 else words(x)

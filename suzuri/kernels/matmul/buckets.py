@@ -1,0 +1,256 @@
+"""Where the vendor library's products have the bits of our kernel (docs/exactness.md rule 1).
+
+The library picks its kernel, and with it a split of K, by M. So it is only ever called with a
+number of rows from BUCKETS, and only where a self-test of that (N, K, bucket) found every bit equal
+to our kernel's on hostile inputs. Results live in the user's cache folder, one file per
+fingerprint. Read `equal_buckets`, then `check`.
+"""
+
+import ctypes
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from suzuri.kernels.cache_folder import cache_folder
+
+RUNS = (8192, 4096, 2048, 1024)
+"""More rows than the last are cut into runs of these, largest first; what is left over is ours, so
+nothing is ever padded or copied."""
+BUCKETS = (*RUNS, 896, 768, 640, 512, 448, 384, 320, 256, 224, 192, 160, 128, 112, 96, 80, 64)
+"""Rows of a call of the library. Below RUNS for exactly so many rows alone (the sizes of captured
+graphs): cut in two, or padded by a copy, they would be slower than ours. Fewer are not worth it."""
+SEEDS = (1, 2, 3)
+ALIGNMENT = 256
+"""Bytes. The library also looks at the alignment of its operands; the test has all of them
+aligned to this."""
+
+Shape = tuple[int, int, torch.dtype, torch.dtype]
+"""N (rows of the weight), K, dtype of the operands, dtype of the result."""
+
+_found: dict[tuple[object, ...], tuple[int, ...]] = {}
+"""What was read or tested in this process."""
+
+
+def vendor(x_NK: Tensor, weight_MK: Tensor, out_NM: Tensor) -> None:
+    """The library's product into `out_NM`, a contiguous run of rows."""
+    if out_NM.dtype == x_NK.dtype:
+        torch.mm(x_NK, weight_MK.t(), out=out_NM)
+    else:
+        torch.mm(x_NK, weight_MK.t(), out_dtype=out_NM.dtype, out=out_NM)
+
+
+def may_serve(x_NK: Tensor, weight_MK: Tensor, out_dtype: torch.dtype) -> bool:
+    """Whether the library may be asked at all: bf16, laid out as in the self-test."""
+    return (
+        x_NK.dtype == torch.bfloat16
+        and x_NK.device.type == "cuda"
+        and out_dtype in (torch.bfloat16, torch.float32)
+        and x_NK.is_contiguous()
+        and weight_MK.is_contiguous()
+        and x_NK.numel() > 0
+        and weight_MK.numel() > 0
+        and x_NK.shape[1] % 64 == 0
+        and weight_MK.shape[0] % 64 == 0
+        and x_NK.data_ptr() % ALIGNMENT == 0
+        and weight_MK.data_ptr() % ALIGNMENT == 0
+    )
+
+
+def is_worth_asking(m: int) -> bool:
+    """Whether `runs` could find anything for so many rows."""
+    return m >= RUNS[-1] or m in BUCKETS
+
+
+def runs(m: int, equal: tuple[int, ...]) -> list[int]:
+    """`m` rows as runs of tested buckets; rows that remain are ours."""
+    found: list[int] = []
+    for bucket in RUNS:
+        if bucket in equal:
+            count, m = divmod(m, bucket)
+            found += [bucket] * count
+    return [*found, m] if m in equal else found
+
+
+def equal_buckets(
+    n: int, k: int, dtype: torch.dtype, out_dtype: torch.dtype, device: torch.device
+) -> tuple[int, ...]:
+    """The buckets at which the library's bits are ours. The first call for a shape reads the cache
+    or runs the self-test, and waits for the GPU; while a CUDA graph is captured nothing is tested
+    and the answer is none, so call `prepare` before."""
+    key = (device.index, n, k, dtype, out_dtype, *_settings())
+    if key in _found:
+        return _found[key]
+    stored = _read(device)
+    name = f"{n} x {k}, {dtype} to {out_dtype}"
+    if name not in stored:
+        if torch.cuda.is_current_stream_capturing():
+            return ()
+        stored = _read(device) | {name: check((n, k, dtype, out_dtype), device)}
+        _write(device, stored)
+    _found[key] = tuple(stored[name])
+    return _found[key]
+
+
+def prepare(shapes: Iterable[Shape], device: torch.device) -> None:
+    """Reads or tests all of these shapes now. Before a graph is captured, and at start-up."""
+    for n, k, dtype, out_dtype in shapes:
+        if n % 64 == 0 and k % 64 == 0 and dtype == torch.bfloat16:
+            equal_buckets(n, k, dtype, out_dtype, device)
+
+
+def check(shape: Shape, device: torch.device) -> list[int]:
+    """The self-test: buckets at which library and kernel agree in every bit for every seed."""
+    n, k, dtype, out_dtype = shape
+    kernel = importlib.import_module("suzuri.kernels.matmul.kernel")
+    equal: list[int] = [*BUCKETS]
+    for seed in SEEDS:
+        generator = torch.Generator(device).manual_seed(seed)
+        w_NK = hostile_weight(n, k, generator).to(dtype)
+        x_MK = hostile_rows(BUCKETS[0], k, generator).to(dtype)
+        expected = kernel.ours(x_MK, w_NK, 1.0, out_dtype)
+        actual = torch.empty_like(expected)
+        for bucket in tuple(equal):
+            run = slice(0, bucket)
+            actual.fill_(float("nan"))
+            try:
+                vendor(x_MK[run], w_NK, actual[run])
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, TypeError):
+                return []  # this build of torch has no such product
+            if not torch.equal(actual[run], expected[run]):
+                equal.remove(bucket)
+    return equal
+
+
+def hostile_weight(n: int, k: int, generator: torch.Generator) -> Tensor:
+    """Weights [n, k] near 1/sqrt(k) with the second half of K repeating the first, so that rows of
+    `hostile_rows` cancel against it; every fourth row has exponents all over the place."""
+    device, half = generator.device, k // 2
+    w = torch.randn(n, k, generator=generator, device=device) / k**0.5
+    w[:, half : 2 * half] = w[:, :half]
+    exponents = torch.randint(-10, 11, (1, k), generator=generator, device=device)
+    w[::4] *= torch.exp2(exponents.to(w.dtype))
+    return w
+
+
+def hostile_rows(m: int, k: int, generator: torch.Generator) -> Tensor:
+    """Rows [m, k], by turns: plain, cancelling almost to nothing, wide in exponent, and one large
+    value that wipes out what was added before it and is taken away at the end."""
+    device, half = generator.device, k // 2
+    x = torch.randn(m, k, generator=generator, device=device)
+    x[1::4, half : 2 * half] = -x[1::4, :half] + x[1::4, half : 2 * half] * 2.0**-7
+    exponents = torch.randint(-12, 13, (1, k), generator=generator, device=device)
+    x[2::4] *= torch.exp2(exponents.to(x.dtype))
+    x[3::4, half // 2] += 4096.0
+    x[3::4, half // 2 + half] -= 4096.0
+    return x
+
+
+def _settings() -> tuple[object, ...]:
+    """What this process may change and the library's choice depends on."""
+    matmul = torch.backends.cuda.matmul
+    return (
+        str(matmul.allow_bf16_reduced_precision_reduction),
+        str(torch.backends.cuda.preferred_blas_library()),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+@cache
+def _cublas() -> str:
+    """The version of the loaded library, by its own word."""
+    major = str(torch.version.cuda).split(".", maxsplit=1)[0]
+    try:
+        library = ctypes.CDLL(f"libcublas.so.{major}")
+    except OSError:
+        return "unknown"
+    parts: list[str] = []
+    for part in range(3):
+        value = ctypes.c_int(-1)
+        library.cublasGetProperty(part, ctypes.byref(value))
+        parts.append(str(value.value))
+    return ".".join(parts)
+
+
+@cache
+def _sources() -> str:
+    """Hash of the code whose bits and whose test the results speak of."""
+    folder = Path(__file__).parent
+    text = b"".join((folder / name).read_bytes() for name in ("kernel.py", "buckets.py"))
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def fingerprint(device: torch.device) -> dict[str, object]:
+    """Everything the results are valid for."""
+    properties = torch.cuda.get_device_properties(device)
+    prefixes = ("CUBLAS", "TORCH_BLAS", "TORCH_CUBLAS", "NVIDIA_TF32", "DISABLE_ADDMM_CUDA_LT")
+    return {
+        "gpu": properties.name,
+        "architecture": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "triton": importlib.import_module("triton").__version__,
+        "cuda": str(torch.version.cuda),
+        "cublas": _cublas(),
+        "settings": list(_settings()),
+        # They steer the library's choice of a kernel, nothing of ours.
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(prefixes)},
+        "sources": _sources(),
+    }
+
+
+def _file(print_: dict[str, object]) -> Path | None:
+    place = cache_folder("matmul")
+    name = hashlib.sha256(json.dumps(print_, sort_keys=True).encode()).hexdigest()[:16]
+    return place / f"{name}.json" if place else None
+
+
+def _read(device: torch.device) -> dict[str, list[int]]:
+    """What is stored for this fingerprint; a file that is absent, torn or foreign holds nothing."""
+    print_ = fingerprint(device)
+    path = _file(print_)
+    if path is None:
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return parsed(content, print_)
+
+
+def parsed(content: object, print_: dict[str, object]) -> dict[str, list[int]]:
+    """The entries of a file's content that are of this fingerprint and of the right form."""
+    if not isinstance(content, dict) or content.get("fingerprint") != print_:
+        return {}
+    entries = content.get("equal")
+    if not isinstance(entries, dict):
+        return {}
+    return {
+        name: found
+        for name, found in entries.items()
+        if isinstance(found, list) and all(type(b) is int and b in BUCKETS for b in found)
+    }
+
+
+def _write(device: torch.device, stored: dict[str, list[int]]) -> None:
+    """Replaces the file at once, so that no reader sees half of it. Where it cannot be written the
+    next process tests again."""
+    print_ = fingerprint(device)
+    path = _file(print_)
+    if path is None:
+        return
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps({"fingerprint": print_, "equal": stored}, indent=1), "utf-8")
+        part.replace(path)
+    except OSError:
+        return

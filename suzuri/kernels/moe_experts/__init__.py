@@ -1,0 +1,43 @@
+"""All experts of a layer: sort, two products with SwiGLU between, and the weighted sum."""
+
+from torch import Tensor
+
+from suzuri.kernels import dispatch
+from suzuri.kernels.moe_experts import reference
+
+
+def moe_experts(
+    x_ND: Tensor,
+    experts_NK: Tensor,
+    weights_NJ: Tensor,
+    gate_up_EFD: Tensor,
+    down_EDF: Tensor,
+) -> Tensor:
+    """out[n] = sum_j weights[n, j] * expert(id[n, j])(x[n]), j ascending; [N, D].
+
+    x_ND [N, D]; experts_NK [N, K] int64, chosen ids ascending; weights_NJ [N, K+S] fp32, in that
+    order and then of the S shared experts, which are the last S of E; gate_up_EFD [E, 2F, D] with
+    interleaved rows, down_EDF [E, D, F], dtype of x. By definition the composition of
+    `moe_permute`, `grouped_gemm` (fp32 out), `swiglu`, `grouped_gemm` and `moe_combine`, with the
+    roundings of each. Gradients: all floating inputs.
+    """
+    experts, doubled, width = gate_up_EFD.shape
+    if down_EDF.shape != (experts, width, doubled // 2) or x_ND.shape[1] != width:
+        raise ValueError(
+            f"moe_experts: x {list(x_ND.shape)}, gate and up {list(gate_up_EFD.shape)}, down "
+            f"{list(down_EDF.shape)}"
+        )
+    if any(w.dtype != x_ND.dtype for w in (gate_up_EFD, down_EDF)):
+        raise ValueError("moe_experts: x and the weights must have one dtype")
+    if experts_NK.shape[1] > weights_NJ.shape[1] or experts_NK.shape[0] != weights_NJ.shape[0]:
+        raise ValueError(
+            f"moe_experts: ids {list(experts_NK.shape)} for weights {list(weights_NJ.shape)}"
+        )
+    given = (x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
+    if dispatch.use_cpu(x_ND, weights_NJ, gate_up_EFD, down_EDF):
+        from suzuri.kernels.moe_experts import cpu
+
+        if cpu.is_small(weights_NJ, gate_up_EFD):
+            return cpu.moe_experts(*given)
+    # On a GPU too: every part has its kernel. Large work on a CPU: its parts use all threads.
+    return reference.moe_experts(*given)

@@ -1,0 +1,29 @@
+"""The parts, one after the other."""
+
+import torch
+from torch import Tensor
+
+from suzuri.kernels import exact
+from suzuri.kernels.grouped_gemm import grouped_gemm
+from suzuri.kernels.moe_combine import moe_combine
+from suzuri.kernels.moe_permute import moe_permute
+from suzuri.kernels.swiglu import swiglu
+
+
+def moe_experts(
+    x_ND: Tensor,
+    experts_NK: Tensor,
+    weights_NJ: Tensor,
+    gate_up_EFD: Tensor,
+    down_EDF: Tensor,
+) -> Tensor:
+    dtype, wide = x_ND.dtype, exact.at_least_fp32(x_ND.dtype)
+    num_experts = gate_up_EFD.shape[0]
+    num_shared = weights_NJ.shape[1] - experts_NK.shape[1]
+    shared_S = torch.arange(num_experts - num_shared, num_experts, device=x_ND.device)
+    experts_NJ = torch.cat([experts_NK, shared_S.expand(x_ND.shape[0], -1)], 1)
+    rows_MD, order = moe_permute(x_ND, experts_NJ, num_experts=num_experts)
+    gate_up_MF2 = grouped_gemm(rows_MD, gate_up_EFD, order.offsets_E1, out_dtype=wide)
+    hidden_MF = swiglu(gate_up_MF2, out_dtype=dtype)
+    y_MD = grouped_gemm(hidden_MF, down_EDF, order.offsets_E1, out_dtype=dtype)
+    return moe_combine(y_MD, order, weights_NJ, out_dtype=dtype)

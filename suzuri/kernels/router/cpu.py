@@ -1,0 +1,78 @@
+"""As reference.py; logsigmoid is torch's own."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from suzuri.kernels import exact
+from suzuri.kernels.arrays import array, empty, tensor
+from suzuri.kernels.compiled import loop
+from suzuri.kernels.loops import exp, products, tree
+
+
+@loop
+def _choose(x, weight, bias, logits, experts, raw):
+    """The logits; the k largest biased scores of each row, lowest id first on ties, NaN above all
+    (so has it torch.sort), in ascending order; the raw logits of these and the shared ones."""
+    rows, k = experts.shape
+    routed, shared = bias.size, logits.shape[1] - bias.size
+    products(x, weight, logits, 0, logits.shape[1])
+    score, is_free = np.empty(routed, np.float32), np.empty(routed, np.bool_)
+    for n in range(rows):
+        for e in range(routed):
+            sigmoid = np.float32(1.0) / (np.float32(1.0) + np.float32(exp(-logits[n, e])))
+            score[e] = sigmoid + bias[e]
+            is_free[e] = True
+        for _ in range(k):
+            best = -1
+            for e in range(routed):
+                if is_free[e]:
+                    is_nan = np.isnan(score[e]) and not np.isnan(score[best])
+                    if best < 0 or score[e] > score[best] or is_nan:
+                        best = e
+            is_free[best] = False
+        j = 0
+        for e in range(routed):
+            if not is_free[e]:
+                experts[n, j] = e
+                raw[n, j] = logits[n, e]
+                j += 1
+        for s in range(shared):
+            raw[n, k + s] = logits[n, routed + s]
+
+
+@loop
+def _weigh(logs, route_scale, global_scale, weights):
+    rows, slots = logs.shape
+    scale = np.float32(route_scale) * global_scale[0]
+    terms = np.empty(slots, np.float32)
+    for n in range(rows):
+        most = logs[n, 0]
+        for j in range(1, slots):
+            if logs[n, j] > most or np.isnan(logs[n, j]):
+                most = logs[n, j]
+        for j in range(slots):
+            terms[j] = exp(logs[n, j] - most)
+            weights[n, j] = terms[j]
+        total = tree(terms, slots)
+        for j in range(slots):
+            weights[n, j] = weights[n, j] / total * scale
+
+
+def router(
+    x_ND: Tensor,
+    weight_ED: Tensor,
+    bias_R: Tensor,
+    global_scale_1: Tensor,
+    num_experts_per_token: int,
+    route_scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    x, num_rows = array(exact.widen(x_ND).contiguous()), weight_ED.shape[0]
+    logits = empty(len(x), num_rows)
+    experts = np.empty((len(x), num_experts_per_token), np.int64)
+    raw = empty(len(x), num_experts_per_token + num_rows - bias_R.shape[0])
+    _choose(x, exact.transposed(weight_ED), array(bias_R), logits, experts, raw)
+    log_NJ = logsigmoid(tensor(raw))
+    _weigh(array(log_NJ), route_scale, array(global_scale_1), raw)
+    return torch.from_numpy(experts), tensor(raw), tensor(logits)

@@ -1,0 +1,386 @@
+"""The convolution over tiles of rows and channels. Read `_convolved`: it alone computes.
+
+With a state ring, new inputs overwrite rows that the first outputs of the same sequence may still
+need. A batch of few rows per sequence (decode, verify) is one launch: a program owns some channels
+of one whole sequence, computes all of its rows, then writes the ring. A batch of many rows is two
+launches: tiles of rows, then the rings.
+"""
+
+# Triton's decorators leave pyright without the types of launches and of compile-time loops.
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from suzuri.kernels import dispatch
+
+SHORT = 16
+"""Average rows per sequence up to which a sequence is walked by one program per channel block."""
+ROWS, CHANNELS = 8, 256
+"""Tile of a batch of many rows."""
+SEQUENCE_ELEMENTS, SEQUENCE_CHANNELS = 2048, 512
+"""Rows times channels of a program that walks a sequence, and most channels of it."""
+MIN_CHANNELS = 64
+"""Of any program: 128 bytes in bf16."""
+COVERED = (torch.bfloat16, torch.float32)
+
+
+@triton.jit
+def _convolved(
+    x,
+    weight,
+    state,
+    row,
+    index,
+    position,
+    slot,
+    valid,
+    channel,
+    inside,
+    x_row,
+    x_channel,
+    weight_channel,
+    weight_tap,
+    state_slot,
+    state_row,
+    state_channel,
+    TAPS: tl.constexpr,
+    RING: tl.constexpr,
+):
+    """Outputs [T, C] in fp32: oldest tap first, own input last, each operation rounded.
+
+    row [T] of the batch, index [T] in its sequence, position, slot and valid [T]; channel and
+    inside [C]. RING is 0 without a state.
+    """
+    # Most tiles of a long sequence lie too far behind its start to see the ring.
+    sees_ring = tl.min(tl.where(valid, index, TAPS), axis=0) < TAPS - 1
+    is_here = valid[:, None] & inside[None, :]
+    own = tl.load(
+        x + row[:, None] * x_row + channel[None, :] * x_channel, mask=is_here, other=0.0
+    ).to(tl.float32)
+    for step in tl.static_range(TAPS):
+        back = TAPS - 1 - step
+        tap = tl.load(weight + channel * weight_channel + step * weight_tap, mask=inside, other=0.0)
+        tap = tap.to(tl.float32)[None, :]
+        if back == 0:
+            value = own
+        else:
+            in_batch = (index >= back)[:, None] & is_here
+            at = (row - back)[:, None] * x_row + channel[None, :] * x_channel
+            value = tl.load(x + at, mask=in_batch, other=0.0).to(tl.float32)
+            if RING > 0:  # noqa: SIM102 (known when compiled, the other not)
+                if sees_ring:
+                    is_kept = ((index < back) & (position >= back) & (slot >= 0))[:, None] & is_here
+                    at_row = slot * state_slot + ((position - back) % RING) * state_row
+                    at = at_row[:, None] + channel[None, :] * state_channel
+                    kept = tl.load(state + at, mask=is_kept, other=0.0).to(tl.float32)
+                    value = tl.where(is_kept, kept, value)
+        if step == 0:
+            total = tap * value
+        else:
+            total = total + tap * value
+    return total + own
+
+
+@triton.jit
+def _remember(
+    x,
+    state,
+    positions,
+    start,
+    end,
+    slot,
+    channel,
+    inside,
+    x_row,
+    x_channel,
+    state_slot,
+    state_row,
+    state_channel,
+    RING: tl.constexpr,
+    RING_ROWS: tl.constexpr,
+):
+    """Writes the last RING inputs of one sequence to its slot."""
+    row = tl.maximum(start, end - RING) + tl.arange(0, RING_ROWS)
+    valid = (row < end) & (slot >= 0)
+    position = tl.load(positions + row, mask=valid, other=0)
+    is_here = valid[:, None] & inside[None, :]
+    value = tl.load(x + row[:, None] * x_row + channel[None, :] * x_channel, mask=is_here)
+    at_row = slot * state_slot + (position % RING) * state_row
+    tl.store(state + at_row[:, None] + channel[None, :] * state_channel, value, mask=is_here)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rows_kernel(
+    x,
+    weight,
+    positions,
+    seq_ids,
+    seq_starts,
+    state,
+    slots,
+    out,
+    num_rows,
+    num_channels,
+    x_row,
+    x_channel,
+    weight_channel,
+    weight_tap,
+    state_slot,
+    state_row,
+    state_channel,
+    TAPS: tl.constexpr,
+    RING: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    valid = row < num_rows
+    channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = channel < num_channels
+    sequence = tl.load(seq_ids + row, mask=valid, other=0)
+    index = row - tl.load(seq_starts + sequence, mask=valid, other=0)
+    position = index
+    slot = index
+    if RING > 0:
+        position = tl.load(positions + row, mask=valid, other=0)
+        slot = tl.load(slots + sequence, mask=valid, other=-1)
+    y = _convolved(
+        x,
+        weight,
+        state,
+        row,
+        index,
+        position,
+        slot,
+        valid,
+        channel,
+        inside,
+        x_row,
+        x_channel,
+        weight_channel,
+        weight_tap,
+        state_slot,
+        state_row,
+        state_channel,
+        TAPS,
+        RING,
+    )
+    at = row[:, None] * num_channels + channel[None, :]
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=valid[:, None] & inside[None, :])
+
+
+@triton.jit
+def _rings_kernel(
+    x,
+    positions,
+    seq_starts,
+    state,
+    slots,
+    num_channels,
+    x_row,
+    x_channel,
+    state_slot,
+    state_row,
+    state_channel,
+    RING: tl.constexpr,
+    RING_ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    sequence = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    start, end = tl.load(seq_starts + sequence), tl.load(seq_starts + sequence + 1)
+    _remember(
+        x,
+        state,
+        positions,
+        start,
+        end,
+        tl.load(slots + sequence),
+        channel,
+        channel < num_channels,
+        x_row,
+        x_channel,
+        state_slot,
+        state_row,
+        state_channel,
+        RING,
+        RING_ROWS,
+    )
+
+
+@triton.jit
+def _sequences_kernel(
+    x,
+    weight,
+    positions,
+    seq_starts,
+    state,
+    slots,
+    out,
+    num_channels,
+    x_row,
+    x_channel,
+    weight_channel,
+    weight_tap,
+    state_slot,
+    state_row,
+    state_channel,
+    TAPS: tl.constexpr,
+    RING: tl.constexpr,
+    RING_ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    sequence = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = channel < num_channels
+    start, end = tl.load(seq_starts + sequence), tl.load(seq_starts + sequence + 1)
+    slot = tl.load(slots + sequence)
+    for tile in range(tl.cdiv(end - start, TILE).to(tl.int32)):
+        index = (tile * TILE + tl.arange(0, TILE)).to(tl.int64)
+        row = start + index
+        valid = row < end
+        position = tl.load(positions + row, mask=valid, other=0)
+        y = _convolved(
+            x,
+            weight,
+            state,
+            row,
+            index,
+            position,
+            slot + index * 0,
+            valid,
+            channel,
+            inside,
+            x_row,
+            x_channel,
+            weight_channel,
+            weight_tap,
+            state_slot,
+            state_row,
+            state_channel,
+            TAPS,
+            RING,
+        )
+        at = row[:, None] * num_channels + channel[None, :]
+        tl.store(out + at, y.to(out.dtype.element_ty), mask=valid[:, None] & inside[None, :])
+    # Everything is read before anything is overwritten.
+    tl.debug_barrier()
+    _remember(
+        x,
+        state,
+        positions,
+        start,
+        end,
+        slot,
+        channel,
+        inside,
+        x_row,
+        x_channel,
+        state_slot,
+        state_row,
+        state_channel,
+        RING,
+        RING_ROWS,
+    )
+
+
+def short_conv(
+    x_NC: Tensor,
+    weight_CK: Tensor,
+    positions_N: Tensor,
+    seq_ids_N: Tensor,
+    seq_starts_S1: Tensor,
+    state_LRC: Tensor | None,
+    slots_S: Tensor | None,
+    *,
+    short: int = SHORT,
+    rows: int = ROWS,
+    channels: int = CHANNELS,
+    sequence_elements: int = SEQUENCE_ELEMENTS,
+    num_warps: int | None = None,
+) -> Tensor:
+    """A negative slot (of a padding sequence) is neither read nor written."""
+    for tensor in (x_NC, weight_CK, state_LRC):
+        if tensor is not None and tensor.dtype not in COVERED:
+            raise dispatch.no_kernel(f"short_conv with {tensor.dtype}", x_NC)
+    num_rows, num_channels = x_NC.shape
+    num_sequences, taps = seq_starts_S1.shape[0] - 1, weight_CK.shape[1]
+    out_NC = torch.empty((num_rows, num_channels), dtype=x_NC.dtype, device=x_NC.device)
+    if not num_rows or not num_channels:
+        return out_NC
+    ring = 0 if state_LRC is None else state_LRC.shape[1]
+    # Without a ring, any tensors stand in for its arguments: they are not looked at.
+    state = x_NC if state_LRC is None or not ring else state_LRC
+    slots = seq_starts_S1 if slots_S is None or not ring else slots_S.contiguous()
+    state_strides = state.stride() if ring else (0, 0, 0)
+    positions, starts = positions_N.contiguous(), seq_starts_S1.contiguous()
+    width = triton.next_power_of_2(num_channels)
+    options = {"num_warps": num_warps or 4, "enable_fp_fusion": False}
+    ring_rows = triton.next_power_of_2(max(ring, 1))
+    if ring and num_rows <= short * num_sequences:
+        tile = triton.next_power_of_2(triton.cdiv(num_rows, num_sequences))
+        most = min(SEQUENCE_CHANNELS, max(MIN_CHANNELS, sequence_elements // tile))
+        columns = min(width, most)
+        options["num_warps"] = num_warps or (2 if tile == 1 else 4)
+        _sequences_kernel[(num_sequences, triton.cdiv(num_channels, columns))](
+            x_NC,
+            weight_CK,
+            positions,
+            starts,
+            state,
+            slots,
+            out_NC,
+            num_channels,
+            *x_NC.stride(),
+            *weight_CK.stride(),
+            *state_strides,
+            TAPS=taps,
+            RING=ring,
+            RING_ROWS=ring_rows,
+            TILE=tile,
+            COLUMNS=columns,
+            **options,
+        )
+        return out_NC
+    columns = min(width, channels)
+    _rows_kernel[(triton.cdiv(num_rows, rows), triton.cdiv(num_channels, columns))](
+        x_NC,
+        weight_CK,
+        positions,
+        seq_ids_N.contiguous(),
+        starts,
+        state,
+        slots,
+        out_NC,
+        num_rows,
+        num_channels,
+        *x_NC.stride(),
+        *weight_CK.stride(),
+        *state_strides,
+        TAPS=taps,
+        RING=ring,
+        TILE=rows,
+        COLUMNS=columns,
+        **options,
+    )
+    if ring:
+        columns = min(width, SEQUENCE_CHANNELS)
+        _rings_kernel[(num_sequences, triton.cdiv(num_channels, columns))](
+            x_NC,
+            positions,
+            starts,
+            state,
+            slots,
+            num_channels,
+            *x_NC.stride(),
+            *state_strides,
+            RING=ring,
+            RING_ROWS=ring_rows,
+            COLUMNS=columns,
+            **options,
+        )
+    return out_NC
