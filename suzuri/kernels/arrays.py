@@ -25,7 +25,8 @@ def lasting(x: Tensor) -> Array:
         view = found[2]
         if view.shape == x.shape:
             return view
-    view = array(x)
+    # Of a detached twin: an array holds the tensor that it is a view of.
+    view = x.detach().numpy()
     _lasting[name] = (weakref.ref(x, lambda _: _lasting.pop(name, None)), x.data_ptr(), view)
     return view
 

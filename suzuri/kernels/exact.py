@@ -69,8 +69,8 @@ def _in_order(x: Tensor, w: Tensor) -> Tensor:
 
 
 def _transposed(w: Tensor) -> Tensor:
-    """w [..., N, K] as the loops read it: [..., K, N], at least fp32."""
-    return widen(w).transpose(-1, -2).contiguous()
+    """w [..., N, K] as the loops read it: [..., K, N], at least fp32; always a copy."""
+    return widen(w).transpose(-1, -2).clone(memory_format=torch.contiguous_format)
 
 
 def _transposed_array(w: Tensor) -> Array:

@@ -24,7 +24,7 @@ TORCH = {
     *("arange", "full", "full_like", "ones", "ones_like", "zeros", "zeros_like", "tensor"),
     *("empty", "empty_like", "cat", "stack", "searchsorted", "sort", "unique"),
     *("split_with_sizes", "from_numpy", "nn.Parameter", "inference_mode"),
-    *("is_grad_enabled", "get_num_threads", "set_num_threads"),
+    *("is_grad_enabled", "get_num_threads", "set_num_threads", "contiguous_format"),
     "multiprocessing.reductions.StorageWeakRef",
 }
 METHODS = {

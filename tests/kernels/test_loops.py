@@ -1,7 +1,9 @@
 """The compiled loops of the CPU: the order of their sums, exp, roundings, and that torch alone has
 the same bits where they cannot run."""
 
+import gc
 import math
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +167,20 @@ def test_a_lasting_view_follows_its_tensor():
     assert lasting(x).tolist() == [1, 1, 1]
     x.data = torch.full((2,), 5.0)
     assert lasting(x).tolist() == [5, 5]
+
+
+def test_nothing_is_held_of_tensors_that_are_gone():
+    """A view holds its tensor: what is remembered for a tensor must not."""
+    gone: list[weakref.ref[Tensor]] = []
+    for shape in ((5,), (1, 7), (7, 1), (4, 3)):
+        x = torch.nn.Parameter(torch.randn(shape), requires_grad=False)
+        lasting(x)
+        if len(shape) > 1:
+            exact.transposed(x)
+        gone.append(weakref.ref(x))
+        del x
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * 4
 
 
 def test_compiled_code_is_kept_where_the_user_keeps_caches(
