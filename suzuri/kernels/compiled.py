@@ -101,6 +101,22 @@ def _copied(function: F, name: str, source: Path | None) -> F:
     return copy
 
 
+@loop
+def check_indices(index, size):
+    """Loops look nothing up in bounds of their own: an index from outside is checked first."""
+    for i in range(index.size):
+        if index[i] < 0 or index[i] >= size:
+            raise IndexError("an index is outside of what it points into")
+
+
+@loop
+def check_slots(slots, size):
+    """As `check_indices`; a negative slot is nowhere."""
+    for i in range(slots.size):
+        if slots[i] >= size:
+            raise IndexError("a slot is outside of the pages")
+
+
 def number(x):
     """In a loop: the fp32 number that an element of `words` stands for."""
     raise NotImplementedError("a part of compiled loops only")

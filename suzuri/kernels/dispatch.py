@@ -52,14 +52,15 @@ def use_cpu(*tensors: torch.Tensor) -> bool:
 
 
 @contextmanager
-def threads_for(elements: int) -> Generator[None]:
+def threads_for(elements: int, device: torch.device) -> Generator[None]:
     """Runs the block on one CPU thread when its ops handle at most SMALL elements.
 
     So little is done before a second thread has started, and on a busy machine every op that waits
-    for one waits for a time slice. The bits are those of any number of threads.
+    for one waits for a time slice. The bits are those of any number of threads. Elsewhere nothing
+    changes.
     """
     threads = torch.get_num_threads()
-    if threads == 1 or elements > SMALL:
+    if threads == 1 or elements > SMALL or device.type != "cpu":
         yield
         return
     torch.set_num_threads(1)

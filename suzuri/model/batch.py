@@ -87,9 +87,9 @@ class Batch:
     def threads(self, width: int) -> contextlib.AbstractContextManager[None]:
         """A block in which rows of `width` channels are computed by as many CPU threads as they
         are worth. No bit depends on it."""
-        if self.positions_N.device.type != "cpu":
-            return contextlib.nullcontext()
-        return dispatch.threads_for((self.num_scores + width) * width)
+        device = self.positions_N.device
+        work = (self.num_scores + width) * width if device.type == "cpu" else 0
+        return dispatch.threads_for(work, device)
 
 
 def pack(

@@ -78,6 +78,7 @@ class SequenceCache:
             f"{len(order)} pages for {num_sequences} x {pages}"
         )
         self.max_tokens, self.page_size = max_tokens, page_size
+        self._pages = [order[s * pages : (s + 1) * pages] for s in range(num_sequences)]
         self.pages_SM = torch.tensor(order, device=device).view(num_sequences, pages)
         self.layers = layer_caches(
             attentions,
@@ -103,7 +104,7 @@ class SequenceCache:
                 raise ValueError(f"{first + length} tokens in a cache of {self.max_tokens}")
         slots_S = torch.tensor(list(sequences), dtype=torch.int64, device=device)
         slots = [
-            int(self.pages_SM[s, p // self.page_size]) * self.page_size + p % self.page_size
+            self._pages[s][p // self.page_size] * self.page_size + p % self.page_size
             for s, first, length in zip(sequences, first_positions, lengths, strict=True)
             for p in range(first, first + length)
         ]

@@ -132,7 +132,6 @@ class Decoder(nn.Module):
         Padding rows of the unembedding are left out here, once, for everybody.
         """
         real_VD = self.unembed.weight[: self.text.unpadded_vocab_size]
-        with dispatch.threads_for(h_ND.numel() + real_VD.numel()):
-            return matmul(
-                h_ND, real_VD, scale=self.logit_scale, out_dtype=at_least_fp32(h_ND.dtype)
-            )
+        wide = at_least_fp32(h_ND.dtype)
+        with dispatch.threads_for(h_ND.numel() + real_VD.numel(), h_ND.device):
+            return matmul(h_ND, real_VD, scale=self.logit_scale, out_dtype=wide)

@@ -14,7 +14,9 @@ from suzuri.kernels.kv_write import cases as writing
 from suzuri.kernels.kv_write import kv_write
 from suzuri.kernels.moe_combine import cases as combining
 from suzuri.kernels.moe_combine import moe_combine
-from suzuri.kernels.moe_permute import Permutation
+from suzuri.kernels.moe_experts import cases as experts_cases
+from suzuri.kernels.moe_experts import moe_experts
+from suzuri.kernels.moe_permute import Permutation, moe_permute
 from suzuri.kernels.paged_attention import cases as paged
 from suzuri.kernels.paged_attention import paged_attention
 from suzuri.kernels.rms_norm import cases as norms
@@ -34,6 +36,7 @@ from tests.kernels.compare import (
 from tests.kernels.forward_ops import FORWARD_OPS, Draw
 from tests.kernels.rows import LAYOUTS, TOTAL
 
+CPU = torch.device("cpu")
 EXTREMES = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-42, 3e38)
 
 
@@ -211,11 +214,40 @@ def test_pages_that_are_no_block_of_memory_are_written_all_the_same():
 
 def test_small_work_runs_on_one_thread_and_gives_the_threads_back():
     with threads(2):
-        with dispatch.threads_for(dispatch.SMALL):
+        with dispatch.threads_for(dispatch.SMALL, CPU):
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
-        with dispatch.threads_for(dispatch.SMALL + 1):
+        with dispatch.threads_for(dispatch.SMALL + 1, CPU):
             assert torch.get_num_threads() == 2
-        with pytest.raises(RuntimeError, match="inside"), dispatch.threads_for(1):
+        with dispatch.threads_for(1, torch.device("meta")):
+            assert torch.get_num_threads() == 2
+        with pytest.raises(RuntimeError, match="inside"), dispatch.threads_for(1, CPU):
             raise RuntimeError("inside")
         assert torch.get_num_threads() == 2
+
+
+def test_an_index_from_outside_is_refused_before_anything_is_read_or_written():
+    """The loops check no bounds themselves: without this a wrong id would corrupt memory."""
+    for wrong in (-1, 10, 1 << 40):
+        given: Arguments = experts_cases.build("tiny", torch.float32, generator(12))
+        given["experts_NK"][3, 1] = wrong
+        with pytest.raises(IndexError):
+            moe_experts(**given)
+        with pytest.raises(IndexError):
+            moe_permute(given["x_ND"], given["experts_NK"], num_experts=8)
+    writes: Arguments = writing.build("tiny", torch.float32, generator(13))
+    writes["slots_N"][2] = 5 * 4
+    with pytest.raises(IndexError):
+        kv_write(**writes)
+    reads: Arguments = paged.build("tiny_global", torch.float32, generator(14))
+    for wrong in (-1, len(reads["k_pages_PTUC"])):
+        table = reads["page_table_SM"].clone()
+        table[:, 0] = wrong
+        with pytest.raises(IndexError):
+            paged_attention(**changed(reads, page_table_SM=table))
+    conv: Arguments = convs.build("tiny", torch.float32, generator(15))
+    state = torch.zeros(4, 3, conv["x_NC"].shape[1])
+    for wrong in (-1, 4):
+        with pytest.raises(IndexError):
+            short_conv(**conv, state_LRC=state, slots_S=torch.tensor([0, 1, 2, wrong]))
+    assert not state.any()

@@ -9,7 +9,15 @@ from torch import Tensor
 
 from suzuri.kernels import exact
 from suzuri.kernels.arrays import Array, array, empty, lasting, tensor
-from suzuri.kernels.compiled import lasting_words, loop, number, put, words
+from suzuri.kernels.compiled import (
+    check_indices,
+    check_slots,
+    lasting_words,
+    loop,
+    number,
+    put,
+    words,
+)
 from suzuri.kernels.kept import kept
 from suzuri.kernels.log_scaling.reference import tau
 from suzuri.kernels.loops import to_bf16, tree
@@ -74,6 +82,8 @@ def _rows(
     width, kv_heads, size = r.shape[2], k_pages.shape[2], k_pages.shape[1]
     taps, kv_width = conv.shape
     ring = ring_state.shape[1]
+    check_indices(conv_slots, ring_state.shape[0])
+    check_slots(page_slots, k_pages.shape[0] * size)
     q_width = heads * channels
     kv, zeros = np.empty(kv_width, np.float32), np.zeros(kv_width, np.float32)
     squares = np.empty(channels, np.float32)

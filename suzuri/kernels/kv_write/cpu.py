@@ -3,13 +3,14 @@
 from torch import Tensor
 
 from suzuri.kernels.arrays import lasting
-from suzuri.kernels.compiled import loop, words
+from suzuri.kernels.compiled import check_slots, loop, words
 
 
 @loop
 def _write(k, v, k_pages, v_pages, slots):
     rows, heads, channels = k.shape
     size = k_pages.shape[1]
+    check_slots(slots, k_pages.shape[0] * size)
     for n in range(rows):
         if slots[n] >= 0:
             k_place = k_pages[slots[n] // size, slots[n] % size]

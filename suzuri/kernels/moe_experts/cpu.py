@@ -6,7 +6,7 @@ from torch import Tensor
 
 from suzuri.kernels import exact
 from suzuri.kernels.arrays import array, empty, tensor
-from suzuri.kernels.compiled import SMALL_PRODUCT, loop
+from suzuri.kernels.compiled import SMALL_PRODUCT, check_indices, loop
 from suzuri.kernels.loops import exp, products, to_bf16
 
 
@@ -20,6 +20,7 @@ def _experts(x, chosen, weights, gate_up, down, low_precision, out):
     (tokens, slots), (num_experts, width, doubled) = weights.shape, gate_up.shape
     routed = chosen.shape[1]
     experts = np.empty((tokens, slots), np.int64)
+    check_indices(chosen.reshape(-1), num_experts)
     for n in range(tokens):
         for j in range(routed):
             experts[n, j] = chosen[n, j]

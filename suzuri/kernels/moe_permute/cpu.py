@@ -4,12 +4,13 @@ import torch
 from torch import Tensor
 
 from suzuri.kernels.arrays import array
-from suzuri.kernels.compiled import loop, words
+from suzuri.kernels.compiled import check_indices, loop, words
 
 
 @loop
 def _permute(x, experts, num_experts, rows, order, inverse, offsets):
     tokens, slots = experts.shape
+    check_indices(experts.reshape(-1), num_experts)
     for e in range(num_experts + 1):
         offsets[e] = 0
     for n in range(tokens):

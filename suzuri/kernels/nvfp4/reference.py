@@ -101,7 +101,9 @@ def _best(x: Tensor) -> tuple[Tensor, Tensor]:
     Tries the scales next to amax / 6; of equally good ones the smallest wins.
     """
     table = torch.tensor(SCALES, dtype=torch.float32, device=x.device)
-    nearest = torch.searchsorted(table, x.amax(-1, keepdim=True) / LARGEST)
+    # A tensor on the device: by a plain number a GPU would multiply with a rounded reciprocal.
+    largest = x.new_full((), LARGEST)
+    nearest = torch.searchsorted(table, x.amax(-1, keepdim=True) / largest)
     scale = torch.full_like(x[:, :1], SCALES[0])
     error = torch.full_like(scale, torch.inf)
     magnitude = torch.zeros_like(x)

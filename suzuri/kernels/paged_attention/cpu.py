@@ -106,6 +106,8 @@ def _gather(k_pages, v_pages, pages, u, k0, low, high, keys, values):
     j = low
     while j < high:
         page, offset = pages[(k0 + j) // size], (k0 + j) % size
+        if page < 0 or page >= k_pages.shape[0]:
+            raise IndexError("paged_attention: a page that a row sees is not in the pool")
         end = min(high, j + size - offset)
         k_rows = k_pages[page][offset : offset + end - j]
         v_rows = v_pages[page][offset : offset + end - j]

@@ -5,13 +5,14 @@ from torch import Tensor
 
 from suzuri.kernels import exact
 from suzuri.kernels.arrays import array, empty, lasting, tensor
-from suzuri.kernels.compiled import lasting_words, loop, number, words
+from suzuri.kernels.compiled import check_indices, lasting_words, loop, number, words
 
 
 @loop
 def _conv(x, x_words, weight, positions, seq_ids, starts, state, slots, y):
     rows, channels = x.shape
     taps, ring = weight.shape[0], state.shape[1]
+    check_indices(slots, state.shape[0])
     for n in range(rows):
         sequence, position = seq_ids[n], positions[n]
         index, slot = n - starts[sequence], slots[sequence]
