@@ -1,6 +1,8 @@
 """`suzuri verify`: the exactness matrix of one model as a table, the verdict on the last line."""
 
 import dataclasses
+import sys
+import time
 from collections.abc import Sequence
 
 import torch
@@ -39,6 +41,7 @@ class Outcome:
     name: str
     rows: int
     problem: str
+    seconds: float = 0.0
 
 
 def run_verify(config: VerifyConfig) -> int:
@@ -92,7 +95,12 @@ def verify(
     with console.status("") as status:
         for i, check in enumerate(todo):
             status.update(f"{i + 1} of {len(todo)}: {escape(check.name)}")
-            outcomes.append(_outcome(check, model, config, reference))
+            outcome = _outcome(check, model, config, reference)
+            outcomes.append(outcome)
+            if not console.is_terminal:
+                # Where no status line moves, whoever waits still sees how far it is.
+                words = f"{outcome.problem or 'equal bits'} ({outcome.seconds:.1f} s)"
+                print(f"{i + 1}/{len(todo)} {check.name}: {words}", file=sys.stderr, flush=True)
             if outcomes[-1].problem and not keep_going:
                 break
     return outcomes
@@ -110,7 +118,7 @@ def _refuse_long(lab: Lab) -> None:
 
 def _outcome(check: Check, model: Inkling, config: VerifyConfig, reference: Reference) -> Outcome:
     lab = Lab(model, config, reference, long=check.long)
-    problem = ""
+    problem, start = "", time.monotonic()
     try:
         check.run(lab)
     except Mismatch as mismatch:
@@ -123,7 +131,12 @@ def _outcome(check: Check, model: Inkling, config: VerifyConfig, reference: Refe
         problem = f"{type(fault).__name__}: {fault}"
     if not problem and not lab.rows:
         problem = "not tested: no rows were compared"
-    return Outcome(name=check.name, rows=lab.rows, problem=" ".join(problem.split()))
+    return Outcome(
+        name=check.name,
+        rows=lab.rows,
+        problem=" ".join(problem.split()),
+        seconds=time.monotonic() - start,
+    )
 
 
 def _first_part(check: Check, lab: Lab, mismatch: Mismatch, place: Place) -> str:
@@ -149,10 +162,11 @@ def show(console: Console, config: VerifyConfig, outcomes: Sequence[Outcome]) ->
     shown = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     shown.add_column("check", no_wrap=True)
     shown.add_column("rows", justify="right", no_wrap=True)
+    shown.add_column("seconds", justify="right", no_wrap=True)
     shown.add_column("")
     for outcome in outcomes:
         mark = f"[bold red]{escape(outcome.problem)}[/]" if outcome.problem else "equal bits"
-        shown.add_row(escape(outcome.name), f"{outcome.rows:,}", mark)
+        shown.add_row(escape(outcome.name), f"{outcome.rows:,}", f"{outcome.seconds:.1f}", mark)
     console.print(shown)
     failed = [outcome for outcome in outcomes if outcome.problem]
     rows = sum(outcome.rows for outcome in outcomes)
