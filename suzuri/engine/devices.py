@@ -1,7 +1,13 @@
 """The device that a user named, or in plain words why it cannot be used."""
 
+from typing import Any, cast
+
 import torch
 
+from suzuri.kernels.gpu_support import gpu_support
+from suzuri.log import get_logger
+
+_log = get_logger(__name__)
 KINDS = "must be cpu, cuda or cuda:N"
 
 
@@ -36,4 +42,21 @@ def device_named(name: str, label: str) -> torch.device:
         raise ValueError(
             f"{label}: the GPU cannot be used ({reason}); suzuri doctor tells more"
         ) from error
+    _refuse_unfit(device, label)
     return device
+
+
+def _refuse_unfit(device: torch.device, label: str) -> None:
+    """A GPU that the kernels cannot run on is refused; one that nobody has tried is told."""
+    cuda: Any = torch.cuda
+    properties: Any = cast(Any, cuda).get_device_properties(device)
+    if torch.version.hip is not None:
+        name, shared = str(properties.gcnArchName), None
+    else:
+        name = f"sm_{properties.major}{properties.minor}"
+        shared = int(properties.shared_memory_per_block_optin)
+    found = gpu_support(name, shared)
+    if found.status == "no":
+        raise ValueError(f"{label}: {found.reason}")
+    if found.status == "compiles":
+        _log.warning(found.reason)

@@ -91,9 +91,12 @@ MODEL_MODULES = {"nn.Module", "nn.ModuleList", "nn.ModuleDict", "nn.Parameter", 
 FORBIDDEN_PARTS = {"nn", "special", "linalg", "fft", "ops", "functional", "_C"}
 """Parts of torch of which the model uses nothing but MODEL_MODULES."""
 
-OTHER_RULES = {"kernel.py", "triton_math.py", "buckets.py", "compiled.py", "cache_folder.py"}
+OTHER_RULES = {
+    *("kernel.py", "triton_math.py", "buckets.py"),
+    *("compiled.py", "cache_folder.py", "gpu_support.py"),
+}
 """Triton files are judged by their tests on a GPU, not by names (buckets.py asks the vendor
-library, and only where its bits were seen to be the kernel's); the last two do no arithmetic."""
+library, and only where its bits were seen to be the kernel's); the others do no arithmetic."""
 OPT_OUT = "# exact:"
 FIXES = {
     "exact.sigmoid or exact.silu": {"sigmoid", "silu", "expit", "hardswish", "glu", "Sigmoid"},

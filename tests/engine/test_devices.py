@@ -1,5 +1,7 @@
 """A device that cannot be used is refused in words that say what to do."""
 
+import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +14,16 @@ from suzuri.engine.llm import LLM
 Patch = pytest.MonkeyPatch
 
 
-def a_torch(patch: Patch, *, cuda: str | None, devices: int, error: str | None = None) -> None:
-    """As if torch were built so, on a machine with so many GPUs."""
+def a_torch(
+    patch: Patch,
+    *,
+    cuda: str | None,
+    devices: int,
+    error: str | None = None,
+    capability: tuple[int, int] = (9, 0),
+    shared: int = 232_448,
+) -> None:
+    """As if torch were built so, on a machine with so many such GPUs."""
     empty = torch.empty
 
     def made(*shape: Any, device: Any = None, **options: Any) -> torch.Tensor:
@@ -23,6 +33,10 @@ def a_torch(patch: Patch, *, cuda: str | None, devices: int, error: str | None =
             device = "cpu"
         return empty(*shape, device=device, **options)
 
+    properties = SimpleNamespace(
+        major=capability[0], minor=capability[1], shared_memory_per_block_optin=shared
+    )
+    patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     patch.setattr(torch.version, "cuda", cuda)
     patch.setattr(torch.version, "hip", None)
     patch.setattr(torch.cuda, "device_count", lambda: devices)
@@ -84,3 +98,19 @@ def test_llm_names_its_field(monkeypatch: Patch) -> None:
     a_torch(monkeypatch, cuda=None, devices=0)
     with pytest.raises(ValueError, match=r"^device = 'cuda': the torch installed here .* is built"):
         LLM(device="cuda")
+
+
+def test_a_gpu_that_the_kernels_cannot_run_on_is_refused_and_an_untried_one_told(
+    monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
+    a_torch(monkeypatch, cuda="12.8", devices=1, capability=(7, 5), shared=65_536)
+    with pytest.raises(ValueError, match=r"^D: sm_75: .*compute capability 8.0"):
+        device_named("cuda", "D")
+    a_torch(monkeypatch, cuda="12.8", devices=1, capability=(12, 0), shared=101_376)
+    with caplog.at_level(logging.WARNING, "suzuri"):
+        assert device_named("cuda", "D").type == "cuda"
+    assert "sm_120" in caplog.text and "suzuri verify" in caplog.text
+    caplog.clear()
+    a_torch(monkeypatch, cuda="12.8", devices=1)
+    assert device_named("cuda", "D").type == "cuda"
+    assert not caplog.text

@@ -1,0 +1,146 @@
+"""Compiles the GPU kernels for GPUs that are not here, and says what they ask of one.
+
+    python scripts/compile_kernels.py OUT.json [--target sm_80 --target gfx942 ...]
+
+The launchers run at Inkling's shapes with tensors that hold nothing, and every launch is compiled
+for the target instead (needs triton, no GPU). Per target and kernel: the shared memory of a
+program, or the compiler's error. A kernel fits where its shared memory does.
+"""
+
+import argparse
+import contextlib
+import json
+import platform
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from suzuri.kernels.grouped_gemm import kernel as grouped
+from suzuri.kernels.matmul import kernel as matmul
+from suzuri.kernels.moe_combine import kernel as combine
+from suzuri.kernels.moe_permute import kernel as permute
+from suzuri.kernels.paged_attention import kernel as paged
+from suzuri.kernels.relative_attention import kernel as attention
+from suzuri.kernels.rms_norm import kernel as norm
+from suzuri.kernels.router import kernel as router
+from suzuri.kernels.short_conv import kernel as conv
+from suzuri.kernels.swiglu import kernel as swiglu
+
+TARGETS = {
+    **{f"sm_{n}": GPUTarget("cuda", n, 32) for n in (80, 89, 90, 100, 103, 120, 121)},
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+}
+
+
+class _NoDriver:
+    """What Triton asks of a driver to compile for a GPU that is not there."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        # Triton keeps what it compiled by the number of the device.
+        return [*TARGETS.values()].index(self._target)
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return device
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+@contextlib.contextmanager
+def compiling(target: GPUTarget) -> Generator[dict[str, Any]]:
+    """Launches inside the block are compiled for `target`; {kernel: bytes or error}."""
+    found: dict[str, Any] = {}
+    run: Callable[..., Any] = JITFunction.run
+
+    def compiled(self: Any, *args: Any, **words: Any) -> None:
+        name = f"{self.fn.__module__.split('.')[-2]}.{self.fn.__name__}"
+        try:
+            kernel = run(self, *args, **(words | {"warmup": True}))
+            found[name] = max(kernel.metadata.shared, found.get(name, 0))
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+    stand_in: Any = _NoDriver(target)
+    driver.set_active(stand_in)
+    JITFunction.run = compiled
+    try:
+        yield found
+    finally:
+        JITFunction.run = run
+
+
+def launch_all() -> None:
+    """Every product and attention kernel once, at Inkling's shapes (no memory is touched)."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def whole(*values: int) -> torch.Tensor:
+        return torch.tensor(values)
+
+    for kv_heads, reach, window in ((8, 1024, None), (16, 512, 512)):
+        rows, new = 256, 2
+        q, r = empty(rows, 64, 128), empty(rows, 64, 16)
+        k, proj = empty(rows, kv_heads, 128), empty(16, reach)
+        attention.relative_attention(q, k, k, r, proj, whole(0, rows), window)
+        pages, table = empty(8, 128, kv_heads, 128), torch.zeros(new, 4, dtype=torch.int64)
+        few = (q[:new], r[:new], proj, pages, pages, table, whole(300, 200), whole(0, 1, 2))
+        paged.paged_attention(*few, window)
+        many = (q, r, proj, pages, pages, table[:1], whole(100), whole(0, rows))
+        paged.paged_attention(*many, window)
+    weight = empty(4096, 6144)
+    for rows in (1, 64, 512):
+        matmul.matmul(empty(rows, 6144), weight, 1.0, torch.bfloat16)
+    experts, offsets = empty(8, 6144, 6144), torch.arange(0, 72, 8)
+    grouped.grouped_gemm(empty(64, 6144), experts, offsets, torch.bfloat16)
+    wide = torch.float32
+    router.router(
+        empty(9, 6144), empty(258, 6144), empty(256, dtype=wide), empty(1, dtype=wide), 6, 8.0
+    )
+    swiglu.swiglu(empty(64, 6144, dtype=wide), torch.bfloat16)
+    norm.rms_norm(empty(64, 6144), empty(6144), 1e-6, torch.bfloat16)
+    positions = torch.arange(64)
+    state, slots = empty(70, 6, 6144), torch.arange(64)
+    starts = torch.arange(65)
+    conv.short_conv(empty(64, 6144), empty(6144, 4), positions, positions, starts, state, slots)
+    permute.moe_permute(empty(9, 6144), torch.zeros(9, 8, dtype=torch.int64), 258)
+    order = torch.arange(72)
+    combine.moe_combine(empty(72, 6144), order, empty(9, 8, dtype=wide), torch.bfloat16)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--target", action="append", choices=TARGETS)
+    args = parser.parse_args()
+    targets: dict[str, dict[str, Any]] = {}
+    for name in args.target or TARGETS:
+        with compiling(TARGETS[name]) as found:
+            launch_all()
+        targets[name] = dict(sorted(found.items()))
+        print(name, json.dumps(targets[name]), flush=True)
+    result = {
+        "what": "shared memory in bytes of each kernel at Inkling's shapes, compiled without a GPU",
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "targets": targets,
+    }
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
