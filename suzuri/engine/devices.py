@@ -1,6 +1,6 @@
 """The device that a user named, or in plain words why it cannot be used."""
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -49,7 +49,7 @@ def device_named(name: str, label: str) -> torch.device:
 def _refuse_unfit(device: torch.device, label: str) -> None:
     """A GPU that the kernels cannot run on is refused; one that nobody has tried is told."""
     cuda: Any = torch.cuda
-    properties: Any = cast(Any, cuda).get_device_properties(device)
+    properties = cuda.get_device_properties(device)
     if torch.version.hip is not None:
         name, shared = str(properties.gcnArchName), None
     else:

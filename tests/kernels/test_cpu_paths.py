@@ -19,6 +19,8 @@ from suzuri.kernels.moe_experts import moe_experts
 from suzuri.kernels.moe_permute import Permutation, moe_permute
 from suzuri.kernels.paged_attention import cases as paged
 from suzuri.kernels.paged_attention import paged_attention
+from suzuri.kernels.relative_attention import cases as relative
+from suzuri.kernels.relative_attention import relative_attention
 from suzuri.kernels.rms_norm import cases as norms
 from suzuri.kernels.rms_norm import rms_norm
 from suzuri.kernels.short_conv import cases as convs
@@ -73,6 +75,13 @@ def small(shapes: Iterable[str]) -> list[str]:
 def test_paged_attention(case: str, dtype: torch.dtype):
     arguments: Arguments = paged.build(case, dtype, generator(1))
     assert_as_reference(lambda: paged_attention(**arguments))
+
+
+@each_dtype
+@pytest.mark.parametrize("case", small(relative.SHAPES))
+def test_relative_attention(case: str, dtype: torch.dtype):
+    arguments: Arguments = relative.build(case, dtype, generator(16))
+    assert_as_reference(lambda: relative_attention(**arguments))
 
 
 @each_low_dtype

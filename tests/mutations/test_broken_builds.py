@@ -30,15 +30,15 @@ class Patch:
 
 PATCHES = {
     "window off by one": Patch(
-        "kernels/relative_attention/reference.py",
-        "seen_STB & (distance_STB < window)",
-        "seen_STB & (distance_STB <= window)",
+        "kernels/paged_attention/cpu.py",
+        "max(position - window + 1, 0)",
+        "max(position - window, 0)",
         "text.layer.0.attn",
     ),
     "bias shifted": Patch(
-        "kernels/relative_attention/reference.py",
-        "torch.where(near_STB, distance_STB, reach)",
-        "torch.where(near_STB, distance_STB + 1, reach)",
+        "kernels/paged_attention/cpu.py",
+        "array(exact.widen(proj_BE))[:, ::-1].copy()",
+        "np.roll(array(exact.widen(proj_BE))[:, ::-1], 1, 1).copy()",
         "text.layer.0.attn",
     ),
     "conv residual doubled": Patch(

@@ -34,6 +34,10 @@ def relative_attention(
         raise ValueError(f"relative_attention: {heads} query heads over {kv_heads} KV heads")
     if any(x.dtype != q_NHC.dtype for x in (k_NUC, v_NUC, r_NHB, proj_BE)):
         raise ValueError("relative_attention: all of q, k, v, r and proj must have one dtype")
+    if dispatch.use_cpu(q_NHC, k_NUC, v_NUC, r_NHB, proj_BE):
+        from suzuri.kernels.relative_attention import cpu
+
+        return cpu.relative_attention(q_NHC, k_NUC, v_NUC, r_NHB, proj_BE, seq_starts_S1, window)
     if dispatch.use_reference(q_NHC):
         return reference.relative_attention(
             q_NHC, k_NUC, v_NUC, r_NHB, proj_BE, seq_starts_S1, window
