@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal
 
 MAX_RUNNING = 65_536
+DTYPES = ("bfloat16", "float32", "float64")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,16 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"{name} = {value!r}: must be a positive integer")
+        if self.dtype not in DTYPES:
+            raise ValueError(
+                f"dtype = {self.dtype!r}: must be one of {', '.join(DTYPES)} (float16 cannot hold "
+                "the values of these models)"
+            )
+        if self.max_context == 1:
+            raise ValueError("max_context = 1: no prompt and answer fit; give at least 2")
+        for name in ("prefix_cache", "overlap"):
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"{name} = {getattr(self, name)!r}: must be True or False")
         if self.token_budget < self.max_running:
             raise ValueError(
                 f"token_budget = {self.token_budget}: must be at least max_running = "

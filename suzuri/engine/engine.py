@@ -139,8 +139,12 @@ class Engine:
         deadline: float | None,
         salt: Hashable,
     ) -> Request:
-        if not id:
-            raise ValueError("a request needs an id")
+        if type(id) is not str or not id:
+            raise ValueError(f"request id {id!r}: must be a string that is not empty")
+        try:
+            hash(salt)
+        except TypeError as error:
+            raise ValueError(f"salt = {salt!r}: must be hashable, such as a string") from error
         if id in self._requests:
             raise ValueError(f"request id {id!r} is in use; give each request its own")
         if type(priority) is not int or abs(priority) > 10**6:

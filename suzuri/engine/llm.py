@@ -51,6 +51,15 @@ class Job:
     error: str | None = None
 
 
+VLLM_NAMES = {
+    "max_model_len": "max_context",
+    "max_num_seqs": "max_running",
+    "max_num_batched_tokens": "token_budget",
+    "enable_prefix_caching": "prefix_cache",
+    "block_size": "page_size",
+}
+
+
 class LLM:
     """One model and its engine; used from one thread.
 
@@ -75,10 +84,20 @@ class LLM:
         fields = [field.name for field in dataclasses.fields(EngineConfig)]
         unknown = sorted(set(engine) - set(fields))
         if unknown:
+            known = [f"{name} is {VLLM_NAMES[name]} here" for name in unknown if name in VLLM_NAMES]
             raise ValueError(
                 f"LLM has no {', '.join(unknown)}; there are model, random_weights, seed, device, "
-                f"text_only, {', '.join(fields)}"
+                f"text_only, {', '.join([*fields, *known])}"
             )
+        for name, value in {"model": model, "device": device}.items():
+            if type(value) is not str:
+                raise ValueError(f"{name} = {value!r}: must be a string")
+        for name, value in {"random_weights": random_weights, "text_only": text_only}.items():
+            if type(value) is not bool:
+                raise ValueError(f"{name} = {value!r}: must be True or False")
+        # "auto" is what the checkpoints are stored in; torch's own dtypes print as torch.bfloat16.
+        dtype = str(engine.pop("dtype", "auto")).removeprefix("torch.")
+        engine["dtype"] = "bfloat16" if dtype == "auto" else dtype
         engine.setdefault("max_waiting", MOST_WAITING)
         config = EngineConfig(**engine)
         self._console = Console(stderr=True)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar
@@ -31,6 +32,10 @@ from suzuri.log import get_logger
 F = TypeVar("F", bound=Callable[..., Any])
 
 numba_config: Any = config
+if numba_config.DISABLE_JIT:
+    raise ImportError("NUMBA_DISABLE_JIT is set")
+numba_module: Any = numba
+_cache_of = attrgetter("_cache")  # numba has no public name for it
 _log = get_logger(__name__)
 
 
@@ -56,19 +61,50 @@ def loop(function: F, *, fused: bool = False) -> F:
     # Under a name of its own, or both forms of a function would share one file on disk.
     name = f"{function.__name__}_fused" if fused else function.__name__
     source = _kept_source(Path(function.__code__.co_filename))
+    options: dict[str, Any] = {
+        "nogil": True,
+        "error_model": "numpy",
+        "fastmath": {"contract"} if fused else False,
+    }
+    copy, compile_it = _copied(function, name, source), numba_module.njit
     before, numba_config.CACHE_DIR = numba_config.CACHE_DIR, _folder()
-    fast = {"contract"} if fused else False
-    compile_it: Any = numba.njit
     try:
-        return compile_it(
-            _copied(function, name, source),
-            cache=source is not None,
-            nogil=True,
-            error_model="numpy",
-            fastmath=fast,
-        )
+        if source is None:
+            return compile_it(copy, **options)
+        return _careful(compile_it(copy, cache=True, **options))
+    except RuntimeError as error:  # a folder that can be read and not written
+        _cannot_keep(error)
+        return compile_it(copy, **options)
     finally:
         numba_config.CACHE_DIR = before
+
+
+def _careful(dispatcher: Any) -> Any:
+    """The dispatcher, which goes on without keeping what it compiled where the disk is full."""
+    cache = _cache_of(dispatcher)
+    save = cache.save_overload
+
+    def save_if_it_can(*args: Any) -> None:
+        try:
+            save(*args)
+        except OSError as error:
+            _cannot_keep(error)
+
+    cache.save_overload = save_if_it_can
+    return dispatcher
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    _log.warning(reason)
+
+
+def _cannot_keep(error: Exception) -> None:
+    reason = error.strerror if isinstance(error, OSError) else "it cannot be written"
+    _say_once(
+        f"compiled loops cannot be kept in {_folder()} ({reason}): every run compiles them, which "
+        "takes some 20 seconds; XDG_CACHE_HOME names another place"
+    )
 
 
 def _kept_source(source: Path) -> Path | None:
@@ -77,16 +113,18 @@ def _kept_source(source: Path) -> Path | None:
     if not _folder():
         return None
     kept = Path(_folder()) / "sources" / f"{source.parent.name}_{source.name}"
-    if not kept.exists():
-        try:
-            if not kept.parent.exists():
-                _log.info("compiling the loops for the CPU; only the first run waits for it")
+    try:
+        if not kept.exists():
+            is_new = not kept.parent.exists()
             kept.parent.mkdir(parents=True, exist_ok=True)
             part = kept.with_name(f"{kept.name}.{os.getpid()}")
             part.write_bytes(source.read_bytes())
             os.replace(part, kept)
-        except OSError:
-            return None
+            if is_new:
+                _log.info("compiling the loops for the CPU; only the first run waits for it")
+    except OSError as error:
+        _cannot_keep(error)
+        return None
     return kept
 
 

@@ -16,6 +16,9 @@ from torch.nn import Parameter
 
 from suzuri.kernels.arrays import Array, array
 from suzuri.kernels.kept import kept, owner_of
+from suzuri.log import get_logger
+
+_log = get_logger(__name__)
 
 COLUMN_PAD = 16
 K_CHUNK = 128
@@ -31,8 +34,17 @@ FOLD = 4096
 
 @functools.cache
 def has_loops() -> bool:
-    """Whether the compiled loops of the CPU can run."""
-    return importlib.util.find_spec("numba") is not None  # exact: no arithmetic
+    """Whether the compiled loops of the CPU can run; says once why not, if numba is there."""
+    if importlib.util.find_spec("numba") is None:  # exact: no arithmetic
+        return False
+    try:
+        _loops()
+    except (ImportError, AttributeError, RuntimeError, SystemError) as error:
+        _log.warning(  # exact: no arithmetic
+            f"numba cannot be used ({error}); the CPU computes the same bits, slowly"
+        )
+        return False
+    return True
 
 
 @functools.cache
@@ -82,7 +94,7 @@ def transposed(w: Tensor) -> Array:
     again and again, the copy is kept for as long as it does not change (kept.py)."""
     if not isinstance(w, Parameter) and not isinstance(owner_of(w), Parameter):
         return _transposed_array(w)
-    return kept(_transposed_array, w, num_bytes=4 * w.numel())
+    return kept(_transposed_array, w, num_bytes=max(4, w.element_size()) * w.numel())
 
 
 def widened(w: Tensor) -> Array:

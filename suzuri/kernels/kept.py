@@ -53,7 +53,7 @@ def kept(
     tensors made under `torch.inference_mode`, which count no versions, nothing is kept. The value
     must not hold one of the tensors or a view of it (it would never be freed), nor a gradient.
     """
-    if len(tensors) == 1 and isinstance(tensors[0], Parameter):
+    if len(tensors) == 1 and isinstance(tensors[0], Parameter) and not tensors[0].is_inference():
         # A weight: the short way for what is asked hundreds of times a step.
         name, state, owners = (build, params, id(tensors[0])), _state_of(tensors[0]), tensors
     else:

@@ -33,7 +33,15 @@ METHODS = {
     *("expand", "expand_as", "flatten", "unflatten", "reshape", "permute", "transpose"),
     *("squeeze", "unsqueeze", "split", "unbind", "index_select", "repeat_interleave"),
     *("dim", "numel", "size", "item", "tolist", "is_floating_point"),
-    *("data_ptr", "storage_offset", "stride", "untyped_storage", "is_contiguous", "is_inference"),
+    *(
+        "data_ptr",
+        "element_size",
+        "storage_offset",
+        "stride",
+        "untyped_storage",
+        "is_contiguous",
+        "is_inference",
+    ),
     *("apply", "save_for_backward", "mark_non_differentiable", "mark_dirty", "__init__"),
     # Of Python's own types:
     *("append", "extend", "pop", "clear", "join", "items", "keys", "get", "bit_length"),

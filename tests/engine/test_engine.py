@@ -336,7 +336,14 @@ def test_ids_priorities_and_deadlines_are_checked() -> None:
     subject.add("a", [1], params())
     with pytest.raises(ValueError, match="'a' is in use"):
         subject.add("a", [1], params())
-    with pytest.raises(ValueError, match="needs an id"):
+    for wrong in (5, ["x"], None):
+        id: Any = wrong
+        with pytest.raises(ValueError, match="must be a string"):
+            subject.add(id, [1], params())
+    salt: Any = [1]
+    with pytest.raises(ValueError, match=r"salt = \[1\]: must be hashable"):
+        subject.add("salted", [1], params(), salt=salt)
+    with pytest.raises(ValueError, match="must be a string that is not empty"):
         subject.add("", [1], params())
     with pytest.raises(ValueError, match=r"priority = 1\.5"):
         subject.add("b", [1], params(), priority=1.5)  # pyright: ignore[reportArgumentType]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
@@ -524,3 +525,36 @@ def test_progress_is_shown_on_terminals_only(
     llm.generate(["Hello", "x"], greedy(2))
     captured = capsys.readouterr()
     assert captured.out == "" and "generating" in captured.err and "2/2" in captured.err
+
+
+def test_names_and_values_that_vllm_users_try_first() -> None:
+    with pytest.raises(ValueError, match="max_model_len is max_context here"):
+        LLM(max_model_len=100)
+    for words in (
+        {"dtype": "float16"},
+        {"dtype": torch.float16},
+        {"overlap": "x"},
+        {"prefix_cache": None},
+        {"max_context": 1},
+        {"text_only": "no"},
+        {"device": None},
+        {"model": 5},
+        {"random_weights": 1},
+    ):
+        given: dict[str, Any] = words
+        (name,) = given
+        with pytest.raises(ValueError, match=name):
+            LLM(**given)
+
+
+@pytest.mark.parametrize("dtype", ["auto", torch.bfloat16, "bfloat16"])
+def test_the_dtype_may_be_named_as_torch_and_vllm_do(dtype: Any) -> None:
+    assert LLM(dtype=dtype, max_context=64).engine.config.dtype == "bfloat16"
+
+
+def test_a_model_made_in_inference_mode_runs() -> None:
+    with torch.inference_mode():
+        llm = LLM(max_context=64)
+        (found,) = llm.generate("Hi", SamplingParams(max_tokens=3, temperature=0))
+    (expected,) = LLM(max_context=64).generate("Hi", SamplingParams(max_tokens=3, temperature=0))
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids

@@ -1,6 +1,7 @@
 """What runs on a CPU where no gradient is recorded, cpu.py of an op and the short cuts of exact.py,
 has the bits of the reference, on one thread or two, in every layout."""
 
+import math
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -23,6 +24,8 @@ from suzuri.kernels.relative_attention import cases as relative
 from suzuri.kernels.relative_attention import relative_attention
 from suzuri.kernels.rms_norm import cases as norms
 from suzuri.kernels.rms_norm import rms_norm
+from suzuri.kernels.router import cases as routing
+from suzuri.kernels.router import router
 from suzuri.kernels.short_conv import cases as convs
 from suzuri.kernels.short_conv import short_conv
 from tests.kernels.compare import (
@@ -260,3 +263,15 @@ def test_an_index_from_outside_is_refused_before_anything_is_read_or_written():
         with pytest.raises(IndexError):
             short_conv(**conv, state_LRC=state, slots_S=torch.tensor([0, 1, 2, wrong]))
     assert not state.any()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["x_ND", "weight_ED", "bias_R"])
+def test_a_router_chooses_as_the_reference_among_numbers_that_are_none(where: str, value: float):
+    given: Arguments = routing.build("tiny", torch.float32, generator(17))
+    given[where][..., 3] = value
+    with dispatch.force("reference"):
+        ids, weights, _ = router(**given)
+    found, found_weights, _ = router(**given)
+    assert torch.equal(found, ids)
+    assert_same_bits(found_weights.nan_to_num(7.0), weights.nan_to_num(7.0))

@@ -119,3 +119,11 @@ def test_products_inside_and_outside_inference_mode_share_their_memory():
             assert_same_bits(matmul(x, w), expected)
         with torch.no_grad():
             assert_same_bits(matmul(x, w), expected)
+
+
+def test_of_a_model_made_in_inference_mode_nothing_is_kept():
+    with torch.inference_mode():
+        w = frozen(3, 4)
+        x = torch.randn(2, 4, generator=generator(2))
+        assert kept.kept(doubled, w) is not kept.kept(doubled, w)
+        assert_same_bits(matmul(x, w), matmul(x.clone(), w.clone()))

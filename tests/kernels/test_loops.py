@@ -1,8 +1,12 @@
 """The compiled loops of the CPU: the order of their sums, exp, roundings, and that torch alone has
 the same bits where they cannot run."""
 
+import errno
 import gc
 import math
+import os
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 
@@ -18,6 +22,7 @@ from tests.kernels.forward_ops import FORWARD_OPS, Draw
 from tests.kernels.rows import LAYOUTS, TOTAL
 from tests.kernels.test_cpu_paths import tuple_of
 
+ROOT = Path(__file__).parents[2]
 SHAPES = [
     *((1, 1, 1), (4, 4, 4), (5, 7, 3), (70, 203, 130)),
     *((3, 1025, 601), (9, 64, 1030), (8, 3, 512)),
@@ -200,3 +205,73 @@ def test_compiled_code_is_kept_where_the_user_keeps_caches(
         assert list(folder.rglob("*.nbi"))
     finally:
         compiled._folder.cache_clear()
+
+
+def test_any_source_of_the_loops_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A changed source is never run from an old file."""
+    kernels = tmp_path / "kernels"
+    (kernels / "op").mkdir(parents=True)
+    files = [kernels / "compiled.py", kernels / "loops.py", kernels / "op" / "cpu.py"]
+    for file in files:
+        file.write_text("1")
+    monkeypatch.setattr(compiled, "__file__", str(files[0]))
+    seen: set[str] = set()
+    try:
+        for file in [None, *files]:
+            if file is not None:
+                file.write_text("2")
+            compiled._folder.cache_clear()
+            seen.add(compiled._folder())
+    finally:
+        compiled._folder.cache_clear()
+    assert len(seen) == 4 and "" not in seen
+
+
+def test_loops_run_where_nothing_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """No folder, one that is a file, a full disk: told once, and computed all the same."""
+    a_file = tmp_path / "file"
+    a_file.write_text("")
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for home in (a_file, tmp_path / "full"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+        compiled._folder.cache_clear()
+        compiled._say_once.cache_clear()
+        caplog.clear()
+        try:
+            for _ in range(2):
+
+                @compiled.loop
+                def twice(x):
+                    return 2 * x
+
+                if home != a_file:
+                    monkeypatch.setattr(compiled._cache_of(twice), "_save_overload", full)
+                assert twice(21) == 42
+            assert sum("cannot be kept" in line for line in caplog.messages) == 1, caplog.messages
+        finally:
+            compiled._folder.cache_clear()
+
+
+def test_a_numba_that_cannot_be_used_is_told_and_done_without():
+    """NUMBA_DISABLE_JIT, or one that does not fit the installed NumPy."""
+    code = (
+        "import torch\n"
+        "from suzuri.kernels import exact\n"
+        "x = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))\n"
+        "print(exact.has_loops(), exact.accumulators(x, x).sum().item())\n"
+    )
+    outputs: list[subprocess.CompletedProcess[str]] = []
+    for disabled in ("0", "1"):
+        environment = os.environ | {"NUMBA_DISABLE_JIT": disabled, "PYTHONPATH": str(ROOT)}
+        words = [sys.executable, "-c", code]
+        outputs.append(
+            subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+        )
+    assert outputs[0].stdout.split()[0] == "True" and outputs[1].stdout.split()[0] == "False"
+    assert outputs[0].stdout.split()[1] == outputs[1].stdout.split()[1]
+    assert "numba cannot be used (NUMBA_DISABLE_JIT is set)" in outputs[1].stderr

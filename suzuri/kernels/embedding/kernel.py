@@ -31,7 +31,8 @@ def _kernel(
     inside = column < WIDTH
     is_found = (index >= 0) & (index < num_rows_of_table)
     at = index * row_stride + column * column_stride
-    value = tl.load(weight + at, mask=inside & is_found, other=float("nan"))
+    held = column < tl.where(is_found, WIDTH, 0)
+    value = tl.load(weight + at, mask=held, other=float("nan"))
     tl.store(out + row * WIDTH + column, value, mask=inside)
 
 

@@ -39,7 +39,7 @@ def _kernel(
     slot = tl.load(slots + row)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     head, channel = column // CHANNELS, column % CHANNELS
-    is_written = (column < WIDTH) & (slot >= 0)
+    is_written = column < tl.where(slot >= 0, WIDTH, 0)
     place = (slot // page_size) * page_stride + (slot % page_size) * offset_stride
     at = place + head * head_stride + channel * channel_stride
     keys = tl.load(k + row * k_row + head * k_head + channel * k_channel, mask=is_written)

@@ -274,10 +274,12 @@ def _combine_kernel(
         # So many at once that their loads wait together; those beyond the end change nothing.
         for j in tl.static_range(UNROLL):
             i = first_chunk + j
-            inside = i < end
-            acc = tl.load(part_o + (at_part + i) * CP + column, inside, other=0.0)[None, :]
-            part = tl.load(part_l + (at_part + i) * 8 + eight, inside, other=0.0)[None, :]
-            m = tl.load(part_m + at_part + i + tl.arange(0, 1), inside, other=EMPTY_MAX)
+            # (Masks of blocks: Triton 3.9's interpreter takes no scalar for them.)
+            columns, sums = column < tl.where(i < end, CP, 0), eight < tl.where(i < end, 8, 0)
+            one = tl.arange(0, 1) < tl.where(i < end, 1, 0)
+            acc = tl.load(part_o + (at_part + i) * CP + column, columns, other=0.0)[None, :]
+            part = tl.load(part_l + (at_part + i) * 8 + eight, sums, other=0.0)[None, :]
+            m = tl.load(part_m + at_part + i + tl.arange(0, 1), one, other=EMPTY_MAX)
             o, total, most = fold(o, total, most, acc, part, m, c)
     if is_last > 0:
         value = tl.reshape(finish(o, total, 1, True), (COLUMNS,))

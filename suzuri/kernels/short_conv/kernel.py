@@ -24,6 +24,8 @@ SEQUENCE_ELEMENTS, SEQUENCE_CHANNELS = 2048, 512
 """Rows times channels of a program that walks a sequence, and most channels of it."""
 MIN_CHANNELS = 64
 """Of any program: 128 bytes in bf16."""
+NOWHERE = tl.constexpr(1 << 40)
+"""A position beyond any."""
 COVERED = (torch.bfloat16, torch.float32)
 
 
@@ -72,7 +74,8 @@ def _convolved(
             value = tl.load(x + at, mask=in_batch, other=0.0).to(tl.float32)
             if RING > 0:  # noqa: SIM102 (known when compiled, the other not)
                 if sees_ring:
-                    is_kept = ((index < back) & (position >= back) & (slot >= 0))[:, None] & is_here
+                    oldest = back + tl.where(slot >= 0, 0, NOWHERE)
+                    is_kept = ((index < back) & (position >= oldest))[:, None] & is_here
                     at_row = slot * state_slot + ((position - back) % RING) * state_row
                     at = at_row[:, None] + channel[None, :] * state_channel
                     kept = tl.load(state + at, mask=is_kept, other=0.0).to(tl.float32)
@@ -104,7 +107,7 @@ def _remember(
 ):
     """Writes the last RING inputs of one sequence to its slot."""
     row = tl.maximum(start, end - RING) + tl.arange(0, RING_ROWS)
-    valid = (row < end) & (slot >= 0)
+    valid = row < tl.where(slot >= 0, end, start)
     position = tl.load(positions + row, mask=valid, other=0)
     is_here = valid[:, None] & inside[None, :]
     value = tl.load(x + row[:, None] * x_row + channel[None, :] * x_channel, mask=is_here)
