@@ -1,6 +1,6 @@
 """Times of making weights in place: random draws, quantising and dequantising; and their bits.
 
-    python benchmarks/weights.py --device cuda --config benchmarks/configs/L6E64.json --json OUT
+    python benchmarks/weights.py --device cuda --json OUT    # of benchmarks/shapes/L6E64
 
 Draws the whole shape on the device (median of three), then quantises and dequantises one expert
 matrix. A few regions are drawn and quantised on the CPU too and must have the same bytes.
@@ -61,7 +61,7 @@ def equal_regions(config: ModelConfig, device: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--config", default="benchmarks/configs/L6E64.json")
+    parser.add_argument("--config", default="benchmarks/shapes/L6E64/config.json")
     parser.add_argument("--json")
     options = parser.parse_args()
     config = ModelConfig.from_file(options.config)

@@ -76,6 +76,17 @@ def plan(args: Sequence[str]) -> int:
     return run_plan(config)
 
 
+def serve(args: Sequence[str]) -> int:
+    """serve a model over HTTP with OpenAI's API"""
+    from suzuri.config import parse
+    from suzuri.server.config import ServeConfig
+
+    config = parse(ServeConfig, prog="suzuri serve", args=args).resolve()
+    from suzuri.server.run import run_serve
+
+    return run_serve(config)
+
+
 def generate(args: Sequence[str]) -> int:
     """complete many prompts from a file or stdin, JSON lines out"""
     from suzuri.config import parse
@@ -98,7 +109,18 @@ def verify(args: Sequence[str]) -> int:
     return run_verify(config)
 
 
+def bench(args: Sequence[str]) -> int:
+    """time the engine or the kernels, beside floors and other systems; draw the results"""
+    from suzuri.tools.bench.config import parse_bench
+
+    config = parse_bench(args).resolve()
+    from suzuri.tools.bench.run import run_bench
+
+    return run_bench(config)
+
+
 COMMANDS: dict[str, Run] = {
+    "serve": serve,
     "generate": generate,
     "plan": plan,
     "pull": pull,
@@ -107,6 +129,7 @@ COMMANDS: dict[str, Run] = {
     "doctor": doctor,
     "trace": trace,
     "verify": verify,
+    "bench": bench,
 }
 
 

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Many
+from typing import Protocol
 
 from suzuri.engine.capacity import Capacity, capacity
 from suzuri.engine.config import EngineConfig
@@ -29,6 +30,23 @@ log = get_logger(__name__)
 
 MEDIA_KEY = 1 << 40
 """Cache keys of media tokens are from here on; those of text are model rows."""
+
+
+class Matcher(Protocol):
+    """One output on its way through a grammar, in model rows; processing/grammar.py has one.
+
+    `mask`: a bit per row that may come next. Both raise ValueError when it cannot go on.
+    """
+
+    def mask(self) -> bytes: ...
+
+    def advance(self, row: int) -> None: ...
+
+
+class Grammar(Protocol):
+    """What outputs may be; any number of them follow it at one time."""
+
+    def matcher(self) -> Matcher: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,12 +137,18 @@ class Engine:
         priority: int = 0,
         deadline: float | None = None,
         salt: Hashable = None,
+        grammar: Grammar | None = None,
     ) -> Request:
         """Queue a request; prompt holds tokenizer ids. Raises ValueError for that request alone.
 
-        `deadline` in seconds from now; `salt` keeps its cached prefixes apart from those of others.
+        `deadline` in seconds from now; `salt` keeps its cached prefixes apart from those of others;
+        every sample follows the `grammar`.
         """
         request = self._checked(id, prompt, params, media, priority, deadline, salt)
+        if grammar is not None:
+            for sequence in request.sequences:
+                sequence.matcher = grammar.matcher()
+                sequence.mask = sequence.matcher.mask()
         self._requests[id] = request
         self.scheduler.add(request)
         return request
@@ -281,6 +305,17 @@ class Engine:
                 continue
             sequence.tokens.append(token)
             self._judge(sequence, token, drawn.logprobs(i, sequence.request.sampling.params))
+            if sequence.matcher is not None and sequence.finish is None:
+                self._advance(sequence, token)
+
+    def _advance(self, sequence: Sequence, token: int) -> None:
+        """Find out what the sequence's grammar allows after a token; one that is stuck ends it."""
+        try:
+            sequence.matcher.advance(token)
+            sequence.mask = sequence.matcher.mask()
+        except ValueError as error:
+            sequence.error = str(error)
+            self._end(sequence, "error")
 
     def _judge(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
         """Report a new token, and end the sequence where it stops."""

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -43,12 +44,14 @@ def load_engine(
     device: str = "cpu",
     text_only: bool = False,
     console: Console | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
     """An engine for the model meant by `model` (see model/locate.py).
 
     `random_weights` takes the shape only and draws the weights from `seed`. `text_only` takes no
     tower, whatever there is. What does not fit into memory is refused before a weight is read.
-    Raises ValueError with the fix. A `console` shows progress where it is a terminal.
+    Raises ValueError with the fix. A `console` shows progress where it is a terminal;
+    `progress(done, total)` is called in bytes read.
     """
     place = device_named(device, f"device = {device!r}")
     located = _locate(model, random_weights)
@@ -71,7 +74,7 @@ def load_engine(
         initialize(loaded, seed)
         log.info("%s: random weights (seed %d); its text means nothing", located.name, seed)
     else:
-        for note in read_weights(loaded, checkpoint, want, console).notes:
+        for note in read_weights(loaded, checkpoint, want, console, progress).notes:
             log.info("%s", note)
     loaded.requires_grad_(False)
     return Engine(
@@ -123,16 +126,21 @@ def _memory(config: EngineConfig, device: torch.device) -> int:
 
 
 def read_weights(
-    model: Inkling, checkpoint: Checkpoint, want: frozenset[str], console: Console | None
+    model: Inkling,
+    checkpoint: Checkpoint,
+    want: frozenset[str],
+    console: Console | None,
+    report: Callable[[int, int], None] | None = None,
 ) -> LoadReport:
-    """`load_weights`, with a bar where the console is a terminal."""
+    """`load_weights`, with a bar where the console is a terminal; `report(done, total)` as well."""
     columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     shown = console is not None and console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
         task = progress.add_task("", total=None)
-        return load_weights(
-            model,
-            checkpoint,
-            want=want,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
-        )
+
+        def show(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+            if report is not None:
+                report(done, total)
+
+        return load_weights(model, checkpoint, want=want, progress=show)

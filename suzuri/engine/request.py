@@ -79,6 +79,8 @@ class Sequence:
         "key",
         "limit",
         "local_table",
+        "mask",
+        "matcher",
         "num_cached",
         "num_prompt",
         "order",
@@ -124,6 +126,10 @@ class Sequence:
         self.finish: str | None = None
         self.stop: int | str | None = None
         self.error: str | None = None
+        self.matcher: Any = None
+        """Its way through a grammar (processing/grammar.py), if its output must follow one."""
+        self.mask: bytes | None = None
+        """What the grammar allows next: a bit per row."""
         self.checker: StopChecker
         """Finds the end of the output, and its text."""
 

@@ -93,7 +93,7 @@ class Runner:
         every = len(rows) == hidden_ND.shape[0]
         last_SD = hidden_ND if every else hidden_ND[upload(rows, self.device)]
         logits_SV = self.model.decoder.logits(last_SD)
-        if all(work.sequence.request.sampling.is_plain for work in sampling):
+        if all(_is_plain(work) for work in sampling):
             rows_S = plain(len(sampling), self.device)
         else:
             rows_S = self.sampler.rows([self._row_state(work) for work in sampling])
@@ -123,6 +123,7 @@ class Runner:
             num_output=work.length - sequence.num_prompt,
             sample_index=sequence.index,
             slot=sequence.table,
+            mask=sequence.mask,
         )
 
     def _write_tables(self, plan: Plan) -> None:
@@ -242,6 +243,10 @@ class Runner:
             for i in range(0, rows_TD.shape[0], SLICE)
         ]
         return Scores(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def _is_plain(work: Work) -> bool:
+    return work.sequence.request.sampling.is_plain and work.sequence.mask is None
 
 
 def _integers(values: Many[int]) -> Integers:

@@ -56,7 +56,7 @@ class Sampler:
     def rows(self, states: Sequence[RowState]) -> RowParams:
         """The device's view of these rows. Raises ValueError for a row that needs a slot and has
         none."""
-        return build(states, self.device)
+        return build(states, self.device, self.tables.num_ids)
 
     def sample(self, logits_SV: Tensor, rows: RowParams) -> Sampled:
         """Draws one id per row of logits_SV [S, V] (real rows only, untouched by this).
@@ -101,6 +101,8 @@ class Sampler:
         x_NV = exact.widen(logits_NV)
         if rows.bias and (part := rows.bias.within(start, stop)):
             x_NV = _apply(x_NV, part, self.tables.biased)
+        if rows.allowed and (part := rows.allowed.within(start, stop)):
+            x_NV = _apply(x_NV, part, _masked)
         if rows.penalties and (part := rows.penalties.within(start, stop)):
             x_NV = _apply(x_NV, part, self.tables.penalized)
         if rows.stops and (part := rows.stops.within(start, stop)):
@@ -129,6 +131,10 @@ def _apply(x_NV: Tensor, part: Part, op: Callable[..., Tensor]) -> Tensor:
     if len(part.places) == x_NV.shape[0]:
         return op(x_NV, *part.values)
     return x_NV.index_copy(0, part.rows_M, op(x_NV.index_select(0, part.rows_M), *part.values))
+
+
+def _masked(x_MV: Tensor, mask_MV: Tensor) -> Tensor:
+    return torch.where(mask_MV, x_MV, -math.inf)
 
 
 def _draw(logits_NV: Tensor, final_NV: Tensor, rows: RowParams, start: int, stop: int) -> Tensor:

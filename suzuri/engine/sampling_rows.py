@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,9 @@ class RowState:
     num_output: int
     sample_index: int = 0
     slot: int = -1
+    mask: bytes | None = None
+    """A bit per row of the vocabulary that may be drawn, the lowest bit of a byte first; None for
+    all."""
 
 
 class Part(NamedTuple):
@@ -58,7 +62,8 @@ class RowParams:
 
     temperature_S [S] fp32: divisor of the logits (1 for greedy rows), None if all are 1;
     noise_S [S] fp32: 1 where the draw has noise, 0 where it is greedy. Parts and their values:
-    random (seed, position, sample index), the rows that are not greedy; bias (slot); penalties
+    random (seed, position, sample index), the rows that are not greedy; bias (slot); allowed (mask
+    [M, V] bool, True for what may be drawn); penalties
     (slot, repetition, frequency, presence); stops (column), one entry per masked stop id; filters
     (min_p, top_k, top_p); raw and sampled (none), the rows that want those log-probs.
     """
@@ -68,6 +73,7 @@ class RowParams:
     noise_S: Tensor
     random: Part | None
     bias: Part | None
+    allowed: Part | None
     penalties: Part | None
     stops: Part | None
     filters: Part | None
@@ -87,6 +93,7 @@ def plain(num_rows: int, device: torch.device) -> RowParams:
         noise_S=torch.zeros(num_rows, device=device),
         random=None,
         bias=None,
+        allowed=None,
         penalties=None,
         stops=None,
         filters=None,
@@ -97,10 +104,10 @@ def plain(num_rows: int, device: torch.device) -> RowParams:
     )
 
 
-def build(states: Sequence[RowState], device: torch.device) -> RowParams:
-    """The device's view of these rows. Raises ValueError for a row that needs a slot of the tables
-    and has none."""
-    if all(state.sampling.is_plain for state in states):
+def build(states: Sequence[RowState], device: torch.device, num_ids: int) -> RowParams:
+    """The device's view of these rows of num_ids logits. Raises ValueError for a row that needs a
+    slot of the tables and has none."""
+    if all(state.sampling.is_plain and state.mask is None for state in states):
         return plain(len(states), device)
     params = [state.sampling.params for state in states]
     for place, state in enumerate(states):
@@ -161,6 +168,7 @@ def build(states: Sequence[RowState], device: torch.device) -> RowParams:
         noise_S=real[1],
         random=parts[0],
         bias=parts[1],
+        allowed=_allowed(states, device, num_ids),
         penalties=parts[2],
         stops=parts[3],
         filters=parts[4],
@@ -169,6 +177,23 @@ def build(states: Sequence[RowState], device: torch.device) -> RowParams:
         raw_top=max((params[place].logprobs or 0 for place in raw), default=0),
         sampled_top=max((params[place].logprobs or 0 for place in sampled), default=0),
     )
+
+
+def _allowed(states: Sequence[RowState], device: torch.device, num_ids: int) -> Part | None:
+    """The masks of those rows that have one. Rows that a mask does not reach are not allowed."""
+    places = [place for place, state in enumerate(states) if state.mask is not None]
+    if not places:
+        return None
+    masks_MV = np.zeros((len(places), num_ids), np.bool_)
+    for row_V, place in zip(masks_MV, places, strict=True):
+        bits = np.frombuffer(states[place].mask or b"", np.uint8)
+        count = min(num_ids, 8 * len(bits))
+        row_V[:count] = np.unpackbits(bits, count=count, bitorder="little")
+    mask_MV = torch.as_tensor(masks_MV)
+    if device.type == "cuda":
+        mask_MV = mask_MV.pin_memory()
+    moved_MV = mask_MV.to(device, non_blocking=True)
+    return Part(places, upload(places, device), (moved_MV,))
 
 
 def _upload(

@@ -140,6 +140,8 @@ class Scheduler:
                 continue
             if length >= sequence.limit and sequence.in_flight:
                 continue  # its last token is on the way
+            if sequence.matcher is not None and sequence.in_flight:
+                continue  # what may come next depends on the token that is on the way
             if length > sequence.event and not self._make_room(plan, sequence, length):
                 continue
             sequence.computed = length
@@ -276,6 +278,8 @@ class Scheduler:
 
     def _chunk(self, plan: Plan, sequence: Sequence, budget: int, *, share: bool) -> int:
         """Plan a chunk; returns its tokens. With `share` it leaves half of a large budget."""
+        if sequence.matcher is not None and sequence.in_flight:
+            return 0
         left = sequence.length - sequence.computed
         count = min(left, self.config.chunk, budget)
         if share and count == budget and budget > 1:

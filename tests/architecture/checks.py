@@ -52,6 +52,7 @@ TORCH_FREE = (
     "suzuri/rl/algorithms/**/*.py",
     *(f"suzuri/tools/{name}/**/*.py" for name in ("doctor", "inspect", "plan", "pull")),
     "suzuri/tools/*_config.py",
+    *(f"suzuri/tools/bench/{name}.py" for name in ("cells", "floors", "shapes", "card", "peers")),
     *(
         f"suzuri/engine/{name}.py"
         for name in (

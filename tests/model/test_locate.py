@@ -101,7 +101,11 @@ def test_an_existing_path_wins_over_a_preset_and_a_hub_id(
         *("a\\b", "a/model.safetensors", ".x"),
     ],
 )
-def test_what_looks_like_a_path_is_not_asked_of_the_hub(hub: FakeHub, word: str) -> None:
+def test_what_looks_like_a_path_is_not_asked_of_the_hub(
+    hub: FakeHub, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # whatever lies beside the checkout
     assert "this path does not exist" in refusal(word)
     assert hub.requests == []
 

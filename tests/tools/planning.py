@@ -12,7 +12,7 @@ from suzuri.tools.plan.config import PlanConfig
 from suzuri.tools.plan.run import run_plan
 
 ROOT = Path(__file__).parents[2]
-L6E64 = ROOT / "benchmarks" / "configs" / "L6E64.json"
+L6E64 = ROOT / "benchmarks" / "shapes" / "L6E64" / "config.json"
 NVFP4 = ("--experts", "nvfp4")
 BY_NUMBERS = ("--memory", "96", "--bandwidth", "1.8", "--tflops", "400")
 CARD = find_card(None, memory=100, bandwidth=2, tflops=500)

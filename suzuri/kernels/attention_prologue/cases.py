@@ -13,6 +13,7 @@ SHAPES = {
     "odd": ("odd", 6, 3, 5, 3),
     "one_tap": ("one_tap", 2, 2, 8, 2),
     "inkling_local": ("inkling_kv_local", 64, 16, 128, 16),
+    "inkling_small_local": ("inkling_small_kv_local", 32, 8, 128, 16),
 }
 PAGE_SIZE = 4
 

@@ -8,6 +8,7 @@ SHAPES = {
     "tiny": (9, 40, 16),
     "repeated": (70, 5, 33),
     "inkling": (64, 201024, 6144),
+    "inkling_small": (64, 201024, 4096),
 }
 
 

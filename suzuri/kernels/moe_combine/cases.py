@@ -9,6 +9,7 @@ SHAPES = {
     "odd": (5, 13, 3),
     "one_slot": (4, 8, 1),
     "inkling": (64, 6144, 8),
+    "inkling_small": (64, 4096, 8),
 }
 
 

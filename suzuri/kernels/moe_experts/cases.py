@@ -11,6 +11,7 @@ SHAPES = {
     "odd": (5, 45, 13, 7, 1, 3),
     "none_shared": (6, 16, 8, 3, 0, 1),
     "inkling_small_16_experts": (16, 4096, 2048, 14, 2, 6),
+    "inkling_16_experts": (16, 6144, 3072, 14, 2, 6),
 }
 
 

@@ -9,6 +9,7 @@ SHAPES = {
     "odd": (1, 5, 48),
     "one_block": (2, 1, 16),
     "inkling_small_expert": (1, 4096, 4096),
+    "inkling_expert": (1, 6144, 6144),
 }
 
 

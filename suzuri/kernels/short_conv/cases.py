@@ -13,6 +13,8 @@ SHAPES = {
     "five_taps": ((6, 2, 9), 10, 5),
     "inkling": ((32, 32), 6144, 4),
     "inkling_kv_local": ((64,), 4096, 4),
+    "inkling_small": ((32, 32), 4096, 4),
+    "inkling_small_kv_local": ((64,), 2048, 4),
 }
 
 

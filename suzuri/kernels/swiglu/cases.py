@@ -9,6 +9,7 @@ SHAPES = {
     "odd": (5, 13),
     "inkling_expert": (64, 3072),
     "inkling_dense": (16, 24576),
+    "inkling_small_expert": (64, 2048),
 }
 
 

@@ -1,0 +1,234 @@
+"""What the server costs: streamed tokens per second of one core, with an engine that returns at
+once, beside bare streams of server-sent events of the same framework in the same process: ready
+chunks ("bare"), and ready chunks that come through a queue, as what an engine writes must ("fed").
+
+    python benchmarks/server_overhead.py [--streams 50] [--tokens 400] [--rounds 5]
+
+Each stream is read to its end over a socket by this process; counted is the CPU time of the
+server's process, which does nothing else. One token is one chunk. Rounds alternate; medians are
+printed, and written to benchmarks/results/server-overhead.json with --write.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import platform
+import selectors
+import socket
+import statistics
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi.responses import StreamingResponse
+
+from suzuri.engine.client import Stream
+from suzuri.engine.messages import Accepted, Event, Ready, Stats
+from suzuri.model.config import NUM_IDS, preset
+from suzuri.processing.tokenizer import CONTENT_TEXT
+from suzuri.server.app import create_app
+from suzuri.server.service import Service
+from suzuri.server.text_messages import Encode, Prompts, Render
+
+RESULT = Path(__file__).parent / "results" / "server-overhead.json"
+CHUNK = (
+    b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk",'
+    b'"created":1700000000,"model":"fake","choices":[{"index":0,"delta":{"content":" word"},'
+    b'"logprobs":null,"finish_reason":null}]}\n\n'
+)
+"""As long as a chunk of the chat endpoint."""
+
+
+class InstantEngine:
+    """Gives every stream one token per turn of the loop, as a step of an engine would."""
+
+    def __init__(self) -> None:
+        self.ready: Ready | None = Ready(
+            version=1,
+            model="fake",
+            max_context=1 << 20,
+            max_running=4096,
+            config=preset("tiny"),
+            dtype="bfloat16",
+            device="none",
+            weight_version=0,
+            fingerprint={},
+        )
+        self.why_not_ready, self.stats, self.num_restarts = "", Stats(), 0
+        self._running: list[tuple[Stream, int]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, prompt: Any, params: Any, **fields: Any) -> Stream:
+        stream = Stream(0, 1, lambda id: None)
+        stream.accept(Accepted(0, len(prompt)))
+        self._running.append((stream, params.max_tokens))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._steps())
+        return stream
+
+    async def _steps(self) -> None:
+        first = Event(0, 0, CONTENT_TEXT, "")
+        middle, last = Event(0, 0, 1000, ""), Event(0, 0, 1000, "", "length")
+        done = 0
+        while self._running:
+            running, self._running = self._running, []
+            for stream, left in running:
+                stream.push(last if left == 1 else first if done == 0 else middle)
+            self._running += [(stream, left - 1) for stream, left in running if left > 1]
+            done += 1
+            await asyncio.sleep(0)
+
+
+class Feed:
+    """Puts one ready chunk per turn of the loop into each queue, as InstantEngine does."""
+
+    def __init__(self) -> None:
+        self._running: list[tuple[asyncio.Queue[bytes], int]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, tokens: int) -> "asyncio.Queue[bytes]":
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        self._running.append((queue, tokens))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._steps())
+        return queue
+
+    async def _steps(self) -> None:
+        while self._running:
+            running, self._running = self._running, []
+            for queue, _ in running:
+                queue.put_nowait(CHUNK)
+            self._running += [(queue, left - 1) for queue, left in running if left > 1]
+            await asyncio.sleep(0)
+
+
+class InstantTexts:
+    token_bytes = [b" word"] * NUM_IDS
+
+    async def ask(self, question: Encode | Render) -> Prompts:
+        return Prompts([[1, 2, 3]])
+
+
+def serve(listener: socket.socket) -> None:
+    service = Service(
+        engine=InstantEngine(), texts=InstantTexts(), names=("fake",), most_pending=10**6
+    )
+    app = create_app(service)
+
+    async def bare(tokens: int) -> StreamingResponse:
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(tokens):
+                yield CHUNK
+                await asyncio.sleep(0)
+
+        return StreamingResponse(chunks(), media_type="text/event-stream")
+
+    feed = Feed()
+
+    async def fed(tokens: int) -> StreamingResponse:
+        async def chunks() -> AsyncIterator[bytes]:
+            queue = feed.add(tokens)
+            for _ in range(tokens):
+                yield await queue.get()
+
+        return StreamingResponse(chunks(), media_type="text/event-stream")
+
+    app.add_api_route("/bare", bare, methods=["POST"])
+    app.add_api_route("/fed", fed, methods=["POST"])
+    config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
+    asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def read_all(port: int, path: str, body: bytes, streams: int) -> int:
+    """Bytes that came over so many streams at once."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    ).encode()
+    selector = selectors.DefaultSelector()
+    for _ in range(streams):
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.sendall(head + body)
+        selector.register(connection, selectors.EVENT_READ)
+    total = 0
+    while selector.get_map():
+        for key, _ in selector.select():
+            data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+            total += len(data)
+            if not data:
+                selector.unregister(key.fileobj)
+                key.fileobj.close()  # type: ignore[union-attr]
+    return total
+
+
+def measure(streams: int, tokens: int, rounds: int) -> dict[str, float]:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    port = listener.getsockname()[1]
+    process = multiprocessing.get_context("fork").Process(target=serve, args=(listener,))
+    process.start()
+    assert process.pid is not None
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": tokens, "stream": True}
+    ways = {
+        "chat": ("/v1/chat/completions", json.dumps(body).encode()),
+        "bare": (f"/bare?tokens={tokens}", b"{}"),
+        "fed": (f"/fed?tokens={tokens}", b"{}"),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    try:
+        time.sleep(1)
+        for round in range(rounds + 1):
+            for name, (path, data) in ways.items():
+                before = cpu_seconds(process.pid)
+                size = read_all(port, path, data, streams)
+                took = cpu_seconds(process.pid) - before
+                assert size > streams * tokens * 150, f"{name}: {size} bytes are not all of it"
+                if round:  # the first one warms up
+                    rates[name].append(streams * tokens / took)
+    finally:
+        process.terminate()
+        process.join()
+    return {name: statistics.median(values) for name, values in rates.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--streams", type=int, default=50)
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    rates = measure(args.streams, args.tokens, args.rounds)
+    for name, rate in rates.items():
+        print(f"{name:<6} {rate:10,.0f} tokens per second of one core")
+    for name in ("bare", "fed"):
+        print(f"{name} / chat = {rates[name] / rates['chat']:.2f}")
+    if args.write:
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+        )
+        record = {
+            "commit": commit.stdout.strip(),
+            "machine": f"{platform.machine()}, {cpu_name()}, {os.cpu_count()} cores",
+            "command": f"server_overhead.py --streams {args.streams} --tokens {args.tokens}",
+            "tokens_per_core_second": {name: round(rate) for name, rate in rates.items()},
+        }
+        RESULT.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((x.split(": ")[1] for x in lines if x.startswith("model name")), "unknown CPU")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""What the engine's process and the others say to each other, in msgpack; never pickle.
+
+No torch here. `Add` and `Event` first. Read next: worker.py (the engine's side), client.py (the
+other side).
+"""
+
+# pyright: strict
+
+from typing import Any
+
+import msgspec
+
+from suzuri.engine.config import EngineConfig
+from suzuri.engine.sampling_params import SamplingParams
+from suzuri.model.config import ModelConfig
+from suzuri.processing.grammar_request import GrammarSpec
+
+VERSION = 1
+"""Raised with every change of a record; two processes with different ones refuse each other."""
+HEARTBEAT_SECONDS = 0.25
+
+
+class MediaInput(msgspec.Struct, frozen=True, array_like=True):
+    """A picture or clip as a tower reads it: `data` is the array's bytes in C order."""
+
+    index: int
+    count: int
+    kind: str
+    digest: bytes
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+# To the engine
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
+    """The first message: which model to serve, and how. Fields as `load_engine` takes them."""
+
+    version: int
+    model: str
+    config: EngineConfig
+    random_weights: bool = False
+    seed: int = 0
+    device: str = "cpu"
+    text_only: bool = False
+
+
+class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
+    """A request. `id` is the sender's, unique for the life of the engine; `wants_prompt` asks for
+    the prompt's ids as the model reads them."""
+
+    id: int
+    prompt: list[int]
+    params: SamplingParams
+    media: list[MediaInput] = []
+    priority: int = 0
+    deadline: float | None = None
+    salt: str | None = None
+    wants_prompt: bool = False
+    grammar: GrammarSpec | None = None
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Ends a request wherever it is; one that is over already is no error."""
+
+    id: int
+
+
+Request = Load | Add | Abort
+
+
+# From the engine
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """Loading has come so far; bytes, 0 of 0 where nothing can be counted."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The engine takes requests. `fingerprint` is of everything that can change a bit."""
+
+    version: int
+    model: str
+    max_context: int
+    max_running: int
+    config: ModelConfig
+    """The model's shape, towers as they were loaded."""
+    dtype: str
+    device: str
+    weight_version: int
+    fingerprint: dict[str, str]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine could not start, for a reason with its fix in words; it ends after this."""
+
+    error: str
+
+
+class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
+    """A request is queued. `prompt`: its ids as the model reads them, if they were wanted."""
+
+    id: int
+    num_prompt: int
+    prompt: list[int] | None = None
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """A request cannot run; nothing is kept of it."""
+
+    id: int
+    error: str
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-prob of one token, raw and under the distribution drawn from, and the most likely ids."""
+
+    raw: float | None
+    sampled: float | None
+    top: tuple[tuple[int, float], ...]
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """What a step brought for sample `index` of a request: a token (None if none), text that may be
+    shown, and its end. `cached`: prompt tokens that the prefix cache had, with the first token.
+    `prompt_logprobs`: with the last event of sample 0, one for each prompt token but the first."""
+
+    id: int
+    index: int
+    token: int | None
+    text: str
+    finish: str | None = None
+    stop: int | str | None = None
+    logprobs: Logprobs | None = None
+    cached: int = 0
+    error: str | None = None
+    prompt_logprobs: list[Logprobs] | None = None
+
+
+class Stats(msgspec.Struct, frozen=True, array_like=True):
+    """The engine now, and what it has done so far (the counters)."""
+
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0
+    pages_used: int = 0
+    pages: int = 0
+    snapshots_used: int = 0
+    preemptions: int = 0
+    step_tokens: int = 0
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
+    """Everything that one step brought."""
+
+    events: list[Event]
+    stats: Stats
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
+    """The process lives. `busy`: within a step, or with more to do; `steps` done so far."""
+
+    steps: int
+    busy: bool
+
+
+Reply = Progress | Ready | Failed
+"""Before the engine is ready; records with names, as they are few."""
+Report = Accepted | Refused | Step | Heartbeat
+"""From then on; arrays, as they are many."""
+
+FROM_LOADING = b"l"
+FROM_RUNNING = b"r"
+"""First frame of what the engine sends: which of the two unions follows."""
+
+
+def encode(message: Any) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def request_decoder() -> msgspec.msgpack.Decoder[Request]:
+    return msgspec.msgpack.Decoder(Request)
+
+
+def reply_decoder() -> msgspec.msgpack.Decoder[Reply]:
+    return msgspec.msgpack.Decoder(Reply)
+
+
+def report_decoder() -> msgspec.msgpack.Decoder[Report]:
+    return msgspec.msgpack.Decoder(Report)

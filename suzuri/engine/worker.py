@@ -1,0 +1,313 @@
+"""The engine's process: reads requests from a socket, runs steps, sends what they bring.
+
+Started by client.py as `python -m suzuri.engine.worker FOLDER`; the folder, which nobody else may
+enter, has the two sockets. The process ends when its standard input is closed, so that it never
+outlives the one that started it. Read `Worker.run` first.
+"""
+
+import dataclasses
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import numpy as np
+import zmq
+
+from suzuri.engine.engine import Engine, TokenEvent, TokenLogprobs
+from suzuri.engine.load import load_engine
+from suzuri.engine.messages import (
+    FROM_LOADING,
+    FROM_RUNNING,
+    HEARTBEAT_SECONDS,
+    VERSION,
+    Abort,
+    Accepted,
+    Add,
+    Event,
+    Failed,
+    Heartbeat,
+    Load,
+    Logprobs,
+    MediaInput,
+    Progress,
+    Ready,
+    Refused,
+    Reply,
+    Report,
+    Stats,
+    Step,
+    encode,
+    request_decoder,
+)
+from suzuri.engine.request import Media, Request
+from suzuri.engine.sampling_params import SamplingParams
+from suzuri.log import get_logger, start_logging
+from suzuri.model.fingerprint import numerics_fingerprint
+from suzuri.processing.grammar import Grammar, GrammarCompiler
+from suzuri.processing.grammar_request import GrammarSpec
+from suzuri.processing.tokenizer import Tokenizer
+
+IDLE_POLL_MS = 1000
+COMPILING_POLL_MS = 2
+COMPILE_SECONDS = 10.0
+"""For a grammar, those before it included."""
+PROGRESS_SECONDS = 0.2
+REQUESTS = "requests.sock"
+REPORTS = "reports.sock"
+
+log = get_logger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compiling:
+    """A request that waits for its grammar, since when."""
+
+    add: Add
+    grammar: Future[Grammar]
+    since: float
+
+
+class Worker:
+    """One engine and its sockets. The heartbeat runs beside the steps, in a thread of its own."""
+
+    def __init__(self, folder: str) -> None:
+        self._context = zmq.Context()
+        self._requests = self._connect(zmq.PULL, folder, REQUESTS)
+        self._reports = self._connect(zmq.PUSH, folder, REPORTS)
+        self._beats = self._connect(zmq.PUSH, folder, REPORTS)
+        self._decoder = request_decoder()
+        self._steps = 0
+        self._busy = False
+        self._known: dict[str, bool] = {}
+        """Live requests by the engine's id: whether the prompt's log-probs are owed."""
+        self._compiler: GrammarCompiler | None = None
+        self._compiling: list[_Compiling] = []
+
+    def _connect(self, kind: int, folder: str, name: str) -> "zmq.Socket[bytes]":
+        socket = self._context.socket(kind)
+        socket.set_hwm(0)  # queues are bounded by the requests that are let in
+        socket.setsockopt(zmq.LINGER, 1000)
+        socket.connect(f"ipc://{folder}/{name}")
+        return socket
+
+    def run(self) -> int:
+        """Load, then serve until the process is ended. 2 when the model cannot be loaded."""
+        load = self._decoder.decode(self._requests.recv())
+        try:
+            if not isinstance(load, Load) or load.version != VERSION:
+                raise ValueError(
+                    "the engine's process and the server are of different versions; restart both"
+                )
+            engine = self._load(load)
+        except (ValueError, OSError) as error:
+            self._reply(Failed(str(error)))
+            self._context.destroy(linger=2000)
+            return 2
+        threading.Thread(target=self._beat, daemon=True).start()
+        self._reply(_ready(load, engine))
+        while True:
+            self.turn(engine)
+
+    def _load(self, load: Load) -> Engine:
+        last = 0.0
+
+        def report(done: int, total: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if done == total or now - last > PROGRESS_SECONDS:
+                last = now
+                self._reply(Progress("reading weights", done, total))
+
+        self._reply(Progress("checking that the model fits"))
+        tokenizer = Tokenizer()
+        engine = load_engine(
+            load.model,
+            load.config,
+            tokenizer,
+            random_weights=load.random_weights,
+            seed=load.seed,
+            device=load.device,
+            text_only=load.text_only,
+            progress=report,
+        )
+        self._reply(Progress("warming up"))
+        warm_up(engine)
+        self._compiler = GrammarCompiler(engine.vocabulary, tokenizer.token_bytes)
+        return engine
+
+    def turn(self, engine: Engine) -> None:
+        """Take what has come, run one step."""
+        idle = COMPILING_POLL_MS if self._compiling else IDLE_POLL_MS
+        while self._requests.poll(0 if engine.has_work else idle):
+            self._take(engine, self._requests.recv())
+            idle = 0
+        self._add_compiled(engine)
+        if not engine.has_work:
+            return
+        self._busy = True
+        before = engine.scheduler.counters.computed_tokens
+        events = [self._event(event) for event in engine.step()]
+        self._steps += 1
+        computed = engine.scheduler.counters.computed_tokens - before
+        self._report(Step(events, _stats(engine, self._steps, computed)))
+        self._busy = engine.has_work
+
+    def _take(self, engine: Engine, data: bytes) -> None:
+        message = self._decoder.decode(data)
+        if isinstance(message, Abort):
+            self._compiling = [item for item in self._compiling if item.add.id != message.id]
+            engine.abort(str(message.id))
+        elif isinstance(message, Add):
+            if message.grammar is None:
+                self._add(engine, message, None)
+            else:
+                self._compile(message, message.grammar)
+
+    def _compile(self, add: Add, spec: GrammarSpec) -> None:
+        assert self._compiler is not None
+        self._compiling.append(_Compiling(add, self._compiler.submit(spec), time.monotonic()))
+
+    def _add_compiled(self, engine: Engine) -> None:
+        """Queue the requests whose grammars are there, refuse those whose grammars are none."""
+        waiting, self._compiling = self._compiling, []
+        for item in waiting:
+            if not item.grammar.done():
+                if time.monotonic() - item.since < COMPILE_SECONDS:
+                    self._compiling.append(item)
+                else:
+                    why = f"its grammar was not compiled in {COMPILE_SECONDS:g} s; make it simpler"
+                    self._report(Refused(item.add.id, why))
+            elif (error := item.grammar.exception()) is None:
+                self._add(engine, item.add, item.grammar.result())
+            else:
+                self._report(Refused(item.add.id, str(error)))
+
+    def _add(self, engine: Engine, add: Add, grammar: Grammar | None) -> None:
+        try:
+            request = engine.add(
+                str(add.id),
+                add.prompt,
+                add.params,
+                media=[_media(item) for item in add.media],
+                priority=add.priority,
+                deadline=add.deadline,
+                salt=add.salt,
+                grammar=grammar,
+            )
+        except ValueError as error:
+            self._report(Refused(add.id, str(error)))
+            return
+        self._busy = True
+        if add.params.prompt_logprobs is not None:
+            self._known[request.id] = True
+        ids = engine.vocabulary.to_ids(request.prompt) if add.wants_prompt else None
+        self._report(Accepted(add.id, len(request.prompt), ids))
+
+    def _event(self, event: TokenEvent) -> Event:
+        sequence = event.sequence
+        request = sequence.request
+        prompt: list[Logprobs] | None = None
+        if event.finish is not None and sequence.index == 0 and self._known.pop(request.id, False):
+            prompt = [_logprobs(record) for record in _records(request)]
+        is_first = len(sequence.tokens) == sequence.num_prompt + 1
+        return Event(
+            id=int(request.id),
+            index=sequence.index,
+            token=event.token,
+            text=event.text,
+            finish=event.finish,
+            stop=sequence.stop if event.finish is not None else None,
+            logprobs=None if event.logprobs is None else _logprobs(event.logprobs),
+            cached=sequence.num_cached if is_first else 0,
+            error=sequence.error,
+            prompt_logprobs=prompt,
+        )
+
+    def _beat(self) -> None:
+        while True:
+            beat = Heartbeat(self._steps, self._busy)
+            self._beats.send_multipart([FROM_RUNNING, encode(beat)])
+            time.sleep(HEARTBEAT_SECONDS)
+
+    def _reply(self, message: Reply) -> None:
+        self._reports.send_multipart([FROM_LOADING, encode(message)])
+
+    def _report(self, message: Report) -> None:
+        self._reports.send_multipart([FROM_RUNNING, encode(message)])
+
+
+def warm_up(engine: Engine) -> None:
+    """One short request, so that what is compiled on first use is there before anybody waits."""
+    params = SamplingParams(max_tokens=2, seed=0, ignore_eos=True, detokenize=False)
+    request = engine.add("warm-up", [0, 1], params, salt=object())
+    engine.run()
+    engine.cache.clear(request.root)
+
+
+def _ready(load: Load, engine: Engine) -> Ready:
+    model = engine.model
+    return Ready(
+        version=VERSION,
+        model=load.model,
+        max_context=engine.capacity.max_context,
+        max_running=load.config.max_running,
+        config=dataclasses.replace(
+            model.config,
+            vision=None if model.vision is None else model.config.vision,
+            audio=None if model.audio is None else model.config.audio,
+        ),
+        dtype=load.config.dtype,
+        device=load.device,
+        weight_version=engine.weight_version,
+        fingerprint=numerics_fingerprint(engine.runner.device, load.config.dtype),
+    )
+
+
+def _stats(engine: Engine, steps: int, tokens: int) -> Stats:
+    scheduler = engine.scheduler
+    pools = [scheduler.pools["global"], scheduler.pools["local"]]
+    return Stats(
+        running=len(scheduler.running),
+        waiting=scheduler.num_waiting,
+        steps=steps,
+        pages_used=sum(pool.used - pool.spare for pool in pools),
+        pages=sum(pool.size - 1 for pool in pools),
+        snapshots_used=scheduler.pools["snapshot"].used - scheduler.pools["snapshot"].spare,
+        preemptions=scheduler.counters.preemptions,
+        step_tokens=tokens,
+    )
+
+
+def _records(request: Request) -> Iterator[TokenLogprobs]:
+    yield from request.prompt_logprobs or ()
+
+
+def _logprobs(found: TokenLogprobs) -> Logprobs:
+    return Logprobs(found.raw, found.sampled, found.top)
+
+
+def _media(item: MediaInput) -> Media:
+    inputs = np.frombuffer(item.data, dtype=item.dtype).reshape(item.shape)
+    return Media(
+        index=item.index,
+        count=item.count,
+        kind=item.kind,
+        digest=item.digest,
+        inputs=inputs.copy(),  # writable, as a tensor is made of it
+    )
+
+
+def _end_with_parent() -> None:
+    """Standard input is a pipe from the process that started this one: closed when it is gone."""
+    while os.read(0, 1):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    start_logging()
+    sys.exit(Worker(sys.argv[1]).run())

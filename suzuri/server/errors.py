@@ -1,0 +1,91 @@
+"""Errors as OpenAI's clients expect them: {"error": {message, type, param, code}} and a status."""
+
+import re
+
+import msgspec
+from starlette.responses import Response
+
+from suzuri.engine.client import EngineUnavailable, RequestRefused
+from suzuri.server.text_client import TextRefused, TextUnavailable
+
+RETRY_SECONDS = 2
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+"""Error types by HTTP status."""
+
+
+class ApiError(Exception):
+    """Ends a request with this status. `param` names the field at fault; `retry` makes a
+    Retry-After header, in seconds."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry = retry
+
+    def body(self) -> bytes:
+        """The JSON."""
+        error = {
+            "message": self.message,
+            "type": TYPES.get(self.status, "server_error"),
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> Response:
+        headers = {} if self.retry is None else {"Retry-After": str(self.retry)}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return Response(self.body(), self.status, headers, "application/json")
+
+
+def unavailable(message: str) -> ApiError:
+    """Nothing serves now, and it may again soon."""
+    return ApiError(503, message, code="unavailable", retry=RETRY_SECONDS)
+
+
+def invalid(message: str, param: str | None = None) -> ApiError:
+    """The request is at fault. Without `param`, the field that the message begins with."""
+    return ApiError(400, message, param=param or _field(message), code="invalid_value")
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What the engine or the text processes said, for the client."""
+    match error:
+        case RequestRefused() | TextRefused():
+            return invalid(str(error))
+        case EngineUnavailable() | TextUnavailable():
+            return unavailable(f"{error}; send the request again")
+        case _:
+            raise error
+
+
+FROM_PROCESSES = (RequestRefused, EngineUnavailable, TextRefused, TextUnavailable)
+"""What `as_api_error` knows."""
+
+_FIELD = re.compile(r"([a-z_]+)(?:\[| =| key|:|\.| is | has | and )")
+
+
+def _field(message: str) -> str | None:
+    found = _FIELD.match(message)
+    return found[1] if found else None

@@ -1,0 +1,235 @@
+"""What may be asked of the server: OpenAI's parameters and some more, none of them ignored.
+
+A field that is not here is refused by name, as is one of REFUSED with another value than the ones
+listed there. Ranges are checked by SamplingParams, content by the renderer.
+"""
+
+from difflib import get_close_matches
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from suzuri.server.errors import ApiError, invalid
+
+MAX_CHOICES = 128
+"""Most samples of one request, as OpenAI's."""
+
+REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
+    "audio": ((), "this model writes text only"),
+    "functions": ((), "it was replaced by tools; send tools"),
+    "function_call": ((), "it was replaced by tool_choice; send tool_choice"),
+    "modalities": ((["text"],), "this model writes text only"),
+    "prediction": ((), "predicted outputs are not supported"),
+    "service_tier": (("auto", "default"), "there is one tier"),
+    "store": ((False,), "nothing is stored here"),
+    "suffix": (("",), "this model completes at the end only"),
+    "verbosity": (("medium",), "ask for a shorter or longer answer in the conversation"),
+    "web_search_options": ((), "this server reaches no web"),
+    "prompt_cache_retention": (("in_memory", "in-memory"), "prefixes are kept in memory only"),
+    "moderation": ((), "there is no moderation here"),
+}
+"""Documented parameters that cannot be honoured: (values that change nothing, why not)."""
+
+
+class StreamOptions(BaseModel):
+    """How a stream ends. `include_obfuscation` may only be false."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Common(BaseModel):
+    """What both endpoints know."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    unsupported: ClassVar[tuple[str, ...]] = ()
+
+    model: str | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+
+    # Beyond OpenAI, as vLLM names them
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    return_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: list[str] | None = None
+
+    def check(self) -> None:
+        """Raises ApiError for what only several fields together, or their values, tell."""
+        for name in self.unsupported:
+            allowed, why = REFUSED[name]
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                raise invalid(f"{name}: {why}; leave it out", name)
+        if self.n is not None and not 1 <= self.n <= MAX_CHOICES:
+            raise invalid(f"n = {self.n}: must be from 1 to {MAX_CHOICES}", "n")
+        if self.stream_options is not None:
+            if not self.stream:
+                raise invalid("stream_options: only with stream = true", "stream_options")
+            if self.stream_options.include_obfuscation:
+                raise invalid(
+                    "stream_options.include_obfuscation: not supported; leave it out",
+                    "stream_options",
+                )
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs: not with stream = true", "prompt_logprobs")
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """The fields that SamplingParams has under the same name, where given."""
+        names = (
+            *("n", "temperature", "top_p", "stop", "seed", "presence_penalty"),
+            *("frequency_penalty", "top_k", "min_p", "repetition_penalty", "min_tokens"),
+            *("stop_token_ids", "ignore_eos", "include_stop_str_in_output"),
+            *("skip_special_tokens", "prompt_logprobs"),
+        )
+        fields = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.logit_bias is not None:
+            fields["logit_bias"] = {_id(key): value for key, value in self.logit_bias.items()}
+        return fields
+
+
+class CompletionRequest(Common):
+    """POST /v1/completions."""
+
+    unsupported = ("suffix", "service_tier", "store")
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.best_of is not None and self.best_of != self.choices:
+            raise invalid(f"best_of = {self.best_of}: must be n, or be left out", "best_of")
+        if self.echo and self.stream:
+            raise invalid("echo: not with stream = true", "echo")
+
+
+class ChatRequest(Common):
+    """POST /v1/chat/completions."""
+
+    unsupported = (
+        *("audio", "functions", "function_call", "modalities", "prediction", "service_tier"),
+        *("store", "verbosity", "web_search_options", "prompt_cache_retention", "moderation"),
+    )
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | float | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    add_generation_prompt: bool | None = None
+
+    audio: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    prediction: Any = None
+    service_tier: Any = None
+    store: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+    prompt_cache_retention: Any = None
+    moderation: Any = None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs: only with logprobs = true", "top_logprobs")
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise invalid(
+                f"max_tokens = {self.max_tokens} and max_completion_tokens = "
+                f"{self.max_completion_tokens}: give one",
+                "max_tokens",
+            )
+
+    @property
+    def most_tokens(self) -> int | None:
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens
+
+
+class TokenizeRequest(BaseModel):
+    """POST /tokenize: `prompt`, or `messages` with what goes with them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    reasoning_effort: str | float | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    """POST /detokenize."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    model: str | None = None
+    tokens: list[int]
+
+
+def first_fault(error: ValidationError, fields: set[str]) -> ApiError:
+    """The first thing that is wrong, in words. `fields`: those that the endpoint has."""
+    fault = error.errors(include_url=False)[0]
+    path = [str(step) for step in fault["loc"]]
+    name = path[0] if path else None
+    if fault["type"] == "extra_forbidden":
+        near = get_close_matches(path[-1], fields) if len(path) == 1 else []
+        meant = f"; did you mean {' or '.join(near)}?" if near else "; leave it out"
+        return invalid(f"{'.'.join(path)}: there is no such parameter{meant}", name)
+    if fault["type"] == "missing":
+        return ApiError(400, f"{name}: is missing", param=name, code="missing_required_parameter")
+    where = ".".join(step for step in path if not step.startswith(("list[", "dict[")))
+    return invalid(f"{where}: {fault['msg'][:1].lower()}{fault['msg'][1:]}", name)
+
+
+def _id(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) < 10):
+        raise invalid(f"logit_bias key {key!r}: must be a token id", "logit_bias")
+    return int(key)

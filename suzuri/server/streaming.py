@@ -1,0 +1,106 @@
+"""Answers that end when their reader does: whole ones, and server-sent events.
+
+`watched` and `EventStream` both listen for the client going away, and free the request at once.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from suzuri.server.errors import ApiError, unavailable
+from suzuri.server.service import Work
+
+Result = TypeVar("Result")
+DONE = b"data: [DONE]\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class ClientGone(Exception):
+    """Nobody is left to answer."""
+
+
+async def watched(request: Request, answer: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `answer`, which is cancelled when the client goes away (ClientGone)."""
+    task = asyncio.ensure_future(answer)
+    watcher = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    """Ends when the client has gone; the body has been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Sends `chunks`, each whole server-sent events, then closes `work`.
+
+    An ApiError from `chunks` becomes an event with OpenAI's error. A reader that takes nothing for
+    `reader_seconds` is cut off.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, work: Work, chunks: AsyncIterator[bytes]) -> None:
+        super().__init__()
+        self._work, self._chunks = work, chunks
+        self._sending_since: float | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.ensure_future(self._send_all(send))
+        watchers = {
+            asyncio.ensure_future(_gone(receive)),
+            asyncio.ensure_future(self._stalled()),
+        }
+        try:
+            await asyncio.wait({task, *watchers}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                self._work.service.metrics.disconnects.inc()
+        finally:
+            self._work.close()
+            task.cancel()
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(task, *watchers, return_exceptions=True)
+        if not task.cancelled():
+            task.result()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        loop = asyncio.get_running_loop()
+        try:
+            async for chunk in self._chunks:
+                self._sending_since = loop.time()
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                self._sending_since = None
+        except ApiError as error:
+            event = b"data: " + error.body() + b"\n\n" + DONE
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _stalled(self) -> None:
+        """Ends when one chunk has not been taken for too long."""
+        limit, loop = self._work.service.reader_seconds, asyncio.get_running_loop()
+        while self._sending_since is None or loop.time() - self._sending_since < limit:
+            await asyncio.sleep(limit / 4)
+
+
+def shut_down() -> ApiError:
+    """What a client is told whose answer was not finished in time."""
+    return unavailable("the server is shutting down; the answer is not complete")

@@ -1,0 +1,128 @@
+"""EngineClient with a real engine: hangs, crashes and refusals reach whoever waits."""
+
+import asyncio
+import os
+import signal
+import stat
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suzuri.engine.client import EngineClient, EngineUnavailable, RequestRefused, Stream
+from suzuri.engine.config import EngineConfig
+from suzuri.engine.messages import VERSION, Load, Progress
+from suzuri.engine.sampling_params import SamplingParams
+
+CONFIG = EngineConfig(max_context=256, page_size=16, max_running=8)
+
+
+def load(**fields: Any) -> Load:
+    return Load(**{"version": VERSION, "model": "tiny", "config": CONFIG, **fields})
+
+
+async def collected(stream: Stream) -> list[int]:
+    ids: list[int] = []
+    while not stream.is_done:
+        ids += [event.token for event in await stream.next() if event.token is not None]
+    return ids
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 200))
+
+
+def test_a_hanging_engine_is_told_and_replaced() -> None:
+    """A stopped process gives no sign of life: all are told within 2 s, the next one serves."""
+
+    async def scenario() -> None:
+        stages: list[Progress] = []
+        client = EngineClient(load(), on_progress=stages.append)
+        await client.start()
+        assert stages[0].stage == "checking that the model fits"
+        folder = sockets_of(client)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        expected = await collected(client.add([5, 6], SamplingParams(max_tokens=9, seed=1)))
+        with pytest.raises(RequestRefused, match="max_context = 256"):
+            await client.add([5], SamplingParams(max_tokens=999)).next()
+        first = client.pid
+        assert first is not None
+        streams = [client.add([5], SamplingParams(max_tokens=200)) for _ in range(20)]
+        await streams[0].next()
+        os.kill(first, signal.SIGSTOP)
+        began = time.monotonic()
+        results = await asyncio.gather(*map(collected, streams), return_exceptions=True)
+        assert all(isinstance(result, EngineUnavailable) for result in results)
+        assert time.monotonic() - began < 2.1
+        assert client.ready is None
+        assert client.num_pending == 0
+        assert not folder.exists()
+        with pytest.raises(EngineUnavailable, match="no sign of life"):
+            client.add([5], SamplingParams())
+        while client.ready is None:
+            await asyncio.sleep(0.05)
+        assert client.num_restarts == 1
+        assert client.pid != first
+        again = await collected(client.add([5, 6], SamplingParams(max_tokens=9, seed=1)))
+        assert again == expected
+        await client.close()
+        assert client.pid is None
+
+    run(scenario())
+
+
+def sockets_of(client: EngineClient) -> Path:
+    words = Path(f"/proc/{client.pid}/cmdline").read_bytes().split(b"\0")
+    return Path(words[3].decode())
+
+
+def test_a_step_that_does_not_end_counts_as_stuck() -> None:
+    """Heartbeats go on, steps do not: after the limit, and not before, the engine is killed."""
+
+    async def scenario() -> None:
+        client = EngineClient(load(), stuck_seconds=1.0, worker="tests.server.stuck_worker")
+        await client.start()
+        await asyncio.sleep(1.5)
+        assert client.num_restarts == 0, "one that has nothing to do is not stuck"
+        began = time.monotonic()
+        with pytest.raises(EngineUnavailable, match="within one step for 1 s"):
+            await client.add([5], SamplingParams()).next()
+        assert 0.9 < time.monotonic() - began < 2.0
+        await client.close()
+
+    run(scenario())
+
+
+def test_an_engine_of_another_version_is_refused() -> None:
+    async def scenario() -> None:
+        client = EngineClient(load(model="other version"), worker="tests.server.stuck_worker")
+        with pytest.raises(ValueError, match="another version"):
+            await client.start()
+        await client.close()
+
+    run(scenario())
+
+
+def test_an_engine_that_dies_while_loading_is_told_by_its_exit_code() -> None:
+    async def scenario() -> None:
+        client = EngineClient(load(model="dies"), worker="tests.server.stuck_worker")
+        with pytest.raises(ValueError, match=r"while loading \(exit code 3\)"):
+            await client.start()
+        await client.close()
+
+    run(scenario())
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_sum() -> None:
+    async def scenario() -> None:
+        client = EngineClient(load(model="inkling", random_weights=True))
+        began = time.monotonic()
+        with pytest.raises(ValueError, match=r"does not fit: weights [\d.]+"):
+            await client.start()
+        assert time.monotonic() - began < 60
+        assert client.num_restarts == 0
+        await client.close()
+
+    run(scenario())
