@@ -4,8 +4,9 @@
 
 No model: tokens are drawn by a stand-in that costs nothing, outside the measured time. Sequences
 finish and new ones arrive, so that a step is decode, chunks and admissions mixed. CPU time of this
-process (others on the machine do not count) with the collector as it is; after `warm` steps. The
-second half of the run must not be slower than the first: finished requests leave nothing behind.
+process (others on the machine do not count) with the collector as it is; after `warm` steps.
+Finished requests leave nothing behind but ids of their prompts, up to max_path_tokens: until that
+many have passed the times grow a little, then no more.
 """
 
 import argparse
