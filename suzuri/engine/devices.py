@@ -6,6 +6,7 @@ import torch
 
 from suzuri.kernels.gpu_support import gpu_support
 from suzuri.log import get_logger
+from suzuri.model.fingerprint import architecture
 
 _log = get_logger(__name__)
 KINDS = "must be cpu, cuda or cuda:N"
@@ -49,13 +50,10 @@ def device_named(name: str, label: str) -> torch.device:
 def _refuse_unfit(device: torch.device, label: str) -> None:
     """A GPU that the kernels cannot run on is refused; one that nobody has tried is told."""
     cuda: Any = torch.cuda
-    properties = cuda.get_device_properties(device)
-    if torch.version.hip is not None:
-        name, shared = str(properties.gcnArchName), None
-    else:
-        name = f"sm_{properties.major}{properties.minor}"
-        shared = int(properties.shared_memory_per_block_optin)
-    found = gpu_support(name, shared)
+    shared = None
+    if torch.version.hip is None:
+        shared = int(cuda.get_device_properties(device).shared_memory_per_block_optin)
+    found = gpu_support(architecture(device), shared)
     if found.status == "no":
         raise ValueError(f"{label}: {found.reason}")
     if found.status == "compiles":

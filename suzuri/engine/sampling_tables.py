@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from suzuri.engine.sampling_params import ResolvedSampling
+from suzuri.engine.transfers import upload
 from suzuri.kernels import exact
 from suzuri.kernels.penalize_logits import penalize_logits
 
@@ -44,12 +45,12 @@ class SamplingTables:
         self._used.add(slot)
         if sampling.has_bias:
             self.bias_LV = self._with_room(self.bias_LV, slot, torch.float32)
-            self.bias_LV[slot] = self._moved(self._bias_row(sampling))
+            self.bias_LV[slot] = upload(self._bias_row(sampling), self.device)
         if sampling.params.has_penalties:
             self.prompt_LV = self._with_room(self.prompt_LV, slot, torch.bool)
             self.output_LV = self._with_room(self.output_LV, slot, torch.int32)
-            self.prompt_LV[slot] = self._moved(self._counts(prompt) > 0)
-            self.output_LV[slot] = self._moved(self._counts(output))
+            self.prompt_LV[slot] = upload(self._counts(prompt) > 0, self.device)
+            self.output_LV[slot] = upload(self._counts(output), self.device)
         return slot
 
     def release(self, slot: int) -> None:
@@ -106,11 +107,6 @@ class SamplingTables:
             places, values = zip(*sampling.bias, strict=True)
             row_V[list(places)] += torch.tensor(values, dtype=torch.float32)
         return row_V
-
-    def _moved(self, row_V: Tensor) -> Tensor:
-        if self.device.type == "cuda":
-            row_V = row_V.pin_memory()
-        return row_V.to(self.device, non_blocking=True)
 
     def _counts(self, ids: Sequence[int]) -> Tensor:
         counts = torch.bincount(torch.tensor(ids, dtype=torch.int64), minlength=self.num_ids)

@@ -14,13 +14,15 @@ from torch import Tensor
 
 
 def upload(
-    values: Sequence[Any] | npt.NDArray[Any],
+    values: Sequence[Any] | npt.NDArray[Any] | Tensor,
     device: torch.device,
     dtype: torch.dtype = torch.int64,
 ) -> Tensor:
     """The numbers on the device, without waiting for it."""
     host: Tensor
-    if isinstance(values, np.ndarray):
+    if isinstance(values, Tensor):
+        host = values
+    elif isinstance(values, np.ndarray):
         host = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
     else:
         host = torch.tensor(values, dtype=dtype)

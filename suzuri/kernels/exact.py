@@ -80,21 +80,17 @@ def _in_order(x: Tensor, w: Tensor) -> Tensor:
     return total
 
 
-def _transposed(w: Tensor) -> Tensor:
-    """w [..., N, K] as the loops read it: [..., K, N], at least fp32; always a copy."""
-    return widen(w).transpose(-1, -2).clone(memory_format=torch.contiguous_format)
-
-
-def _transposed_array(w: Tensor) -> Array:
-    return array(_transposed(w))
+def _transposed(w: Tensor) -> Array:
+    """w [..., N, K] as [..., K, N], at least fp32; always a copy."""
+    return array(widen(w).transpose(-1, -2).clone(memory_format=torch.contiguous_format))
 
 
 def transposed(w: Tensor) -> Array:
     """w [..., N, K] as the loops read it: [..., K, N], at least fp32. Of a Parameter, which is used
     again and again, the copy is kept for as long as it does not change (kept.py)."""
     if not isinstance(w, Parameter) and not isinstance(owner_of(w), Parameter):
-        return _transposed_array(w)
-    return kept(_transposed_array, w, num_bytes=max(4, w.element_size()) * w.numel())
+        return _transposed(w)
+    return kept(_transposed, w, num_bytes=max(4, w.element_size()) * w.numel())
 
 
 def widened(w: Tensor) -> Array:
@@ -163,7 +159,7 @@ def accumulators(x: Tensor, w: Tensor) -> Tensor:
     if x.device.type != "cpu":
         return _product_cuda(x, w)
     if has_loops():
-        return _looped(x, _transposed_array(w), torch.float64)
+        return _looped(x, _transposed(w), torch.float64)
     return _in_order(x, w)
 
 

@@ -1,7 +1,7 @@
 """Values made from tensors once and used while those tensors stay as they are.
 
-For the CPU: the padded fp64 copy of a weight (exact.py), and what a batch's index tensors say about
-its rows (cpu.py of several ops). A value is found again only if every tensor is the same object or
+For the CPU: the transposed copy of a weight (exact.py) and the scale of a batch's positions
+(log_scaling). A value is found again only if every tensor is the same object or
 the same view of it, over the same memory, and unchanged; it is dropped as soon as one of them dies.
 """
 

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from suzuri.kernels.arrays import Array, array
-from suzuri.kernels.compiled import SMALL_PRODUCT, loop, spread
+from suzuri.kernels.compiled import SMALL_PRODUCT, loop, number, spread
 
 
 @loop
@@ -53,6 +53,46 @@ def tree(x, n):
         n = half
         half //= 2
     return x[0]
+
+
+@loop
+def round_row(x):
+    """x rounded to bf16 in place."""
+    for i in range(x.size):
+        x[i] = to_bf16(x[i])
+
+
+@loop
+def norm_row(x, weight, eps, squares, y):
+    """y = x normed (`rms_norm`), unrounded; y may be x. `squares` is room for as many numbers."""
+    width = x.size
+    for i in range(width):
+        squares[i] = x[i] * x[i]
+    mean = tree(squares, width) / np.float32(width)
+    scale = np.float32(1.0) / np.sqrt(mean + np.float32(eps))
+    for i in range(width):
+        y[i] = x[i] * scale * weight[i]
+
+
+@loop
+def add_tap(out, weight, source, first):
+    """One tap of a short convolution: begins the sum, or joins it."""
+    if first:
+        for c in range(out.size):
+            out[c] = weight[c] * number(source[c])
+    else:
+        for c in range(out.size):
+            out[c] += weight[c] * number(source[c])
+
+
+@loop
+def swiglu_row(gate_up, y):
+    """y = silu(gate) * up of interleaved columns, unrounded."""
+    gates, ups = gate_up[0::2], gate_up[1::2]
+    for f in range(y.size):
+        gate = gates[f]
+        silu = gate / (np.float32(1.0) + np.float32(exp(-gate)))
+        y[f] = silu * ups[f]
 
 
 COLUMNS = 512

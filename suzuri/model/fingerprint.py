@@ -23,7 +23,7 @@ def numerics_fingerprint(device: torch.device, dtype: str) -> dict[str, str]:
     of torch, triton and numba ("none" where one is missing), `dtypes`, and `kernels`, a hash of the
     sources."""
     return {
-        "arch": _arch(device),
+        "arch": architecture(device),
         "torch": str(torch.__version__),
         "triton": _version("triton"),
         "numba": _version("numba"),
@@ -43,14 +43,15 @@ def source_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def _arch(device: torch.device) -> str:
+def architecture(device: torch.device) -> str:
+    """sm_90, gfx942, or cpu and its instruction set."""
     if device.type != "cuda":
         return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    ask: Any = getattr(torch.cuda, "get_device_properties")  # noqa: B009  (has no types)
+    properties = ask(device)
     if torch.version.hip is not None:
-        ask: Any = getattr(torch.cuda, "get_device_properties")  # noqa: B009  (has no types)
-        return str(ask(device).gcnArchName)
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
+        return str(properties.gcnArchName)
+    return f"sm_{properties.major}{properties.minor}"
 
 
 def _version(package: str) -> str:

@@ -21,7 +21,7 @@ from suzuri.server.errors import invalid
 from suzuri.server.logprobs import chat_entry, prompt_entries
 from suzuri.server.schema import ChatRequest
 from suzuri.server.service import Service, Work, bound, sampling
-from suzuri.server.streaming import DONE
+from suzuri.server.streaming import DONE, event_frame
 from suzuri.server.text_messages import render
 
 NEVER = -100.0
@@ -266,15 +266,7 @@ def _usage(work: Work, turn: Turn) -> dict[str, Any]:
 async def chat_chunks(work: Work, body: ChatRequest) -> AsyncIterator[bytes]:
     """The response as server-sent events. Raises ApiError."""
     turn = Turn(work, body)
-    head = {
-        "id": work.id,
-        "object": "chat.completion.chunk",
-        "created": work.created,
-        "model": work.model,
-    }
-    # All but the choices is the same in every chunk: written once.
-    before = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":['
-    after = b'],"usage":null}\n\n' if body.includes_usage else b"]}\n\n"
+    head, before, after = event_frame(work, "chat.completion.chunk", usage=body.includes_usage)
     encode = msgspec.json.Encoder().encode
     plain = [_plain(choice.index, before, after) for choice in turn.choices]
     only_text = not (body.logprobs or body.return_token_ids)

@@ -13,7 +13,7 @@ from suzuri.server.errors import invalid
 from suzuri.server.logprobs import CompletionLogprobs, prompt_entries
 from suzuri.server.schema import MAX_CHOICES, CompletionRequest
 from suzuri.server.service import Service, Work, bound, sampling
-from suzuri.server.streaming import DONE
+from suzuri.server.streaming import DONE, event_frame
 from suzuri.server.text_messages import Encode
 
 DEFAULT_TOKENS = 16
@@ -180,14 +180,7 @@ def _usage(
 async def completion_chunks(work: Work, body: CompletionRequest) -> AsyncIterator[bytes]:
     """The response as server-sent events. Raises ApiError."""
     samples = _samples(work, body)
-    head = {
-        "id": work.id,
-        "object": "text_completion",
-        "created": work.created,
-        "model": work.model,
-    }
-    before = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":['
-    after = b'],"usage":null}\n\n' if body.includes_usage else b"]}\n\n"
+    head, before, after = event_frame(work, "text_completion", usage=body.includes_usage)
     encode = msgspec.json.Encoder().encode
     cached = 0
     while not work.is_done:

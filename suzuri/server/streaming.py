@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,6 +22,14 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+
+def event_frame(work: Work, kind: str, *, usage: bool) -> tuple[dict[str, Any], bytes, bytes]:
+    """(fields that every chunk of `work` has, what stands before the choices of one, and after):
+    all but the choices is the same in every chunk and written once."""
+    head = {"id": work.id, "object": kind, "created": work.created, "model": work.model}
+    before = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":['
+    return head, before, b'],"usage":null}\n\n' if usage else b"]}\n\n"
 
 
 class ClientGone(Exception):

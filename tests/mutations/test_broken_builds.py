@@ -66,9 +66,9 @@ PATCHES = {
         "text.layer.0.attn",
     ),
     "gate and up as halves": Patch(
-        "kernels/swiglu/cpu.py",
-        "gates, ups, row = gate_up[n][0::2], gate_up[n][1::2], y[n]",
-        "gates, ups, row = gate_up[n][:width], gate_up[n][width:], y[n]",
+        "kernels/loops.py",
+        "gates, ups = gate_up[0::2], gate_up[1::2]",
+        "gates, ups = gate_up[: y.size], gate_up[y.size :]",
         "text.layer.0.mlp",
     ),
     "draft position not shifted": Patch(

@@ -20,22 +20,15 @@ from suzuri.kernels.compiled import (
 )
 from suzuri.kernels.kept import kept
 from suzuri.kernels.log_scaling.reference import tau
-from suzuri.kernels.loops import to_bf16, tree
+from suzuri.kernels.loops import add_tap, norm_row, round_row
 
 
 @loop
 def _norm(x, weight, eps, squares, low_precision):
     """x [C] normed in place, rounded."""
-    channels = x.size
-    for c in range(channels):
-        squares[c] = x[c] * x[c]
-    mean = tree(squares, channels) / np.float32(channels)
-    scale = np.float32(1.0) / np.sqrt(mean + np.float32(eps))
-    for c in range(channels):
-        x[c] = x[c] * scale * weight[c]
+    norm_row(x, weight, eps, squares, x)
     if low_precision:
-        for c in range(channels):
-            x[c] = to_bf16(x[c])
+        round_row(x)
 
 
 @loop
@@ -44,18 +37,7 @@ def _scale(x, factor, low_precision):
     for c in range(x.size):
         x[c] = x[c] * factor
     if low_precision:
-        for c in range(x.size):
-            x[c] = to_bf16(x[c])
-
-
-@loop
-def _add_tap(out, weight, source, first):
-    if first:
-        for c in range(out.size):
-            out[c] = weight[c] * number(source[c])
-    else:
-        for c in range(out.size):
-            out[c] += weight[c] * number(source[c])
+        round_row(x)
 
 
 @loop
@@ -95,18 +77,17 @@ def _rows(
             back = taps - 1 - tap
             if back <= index:
                 earlier = x[n - back][q_width : q_width + kv_width]
-                _add_tap(kv, conv[tap], earlier, tap == 0)
+                add_tap(kv, conv[tap], earlier, tap == 0)
             elif back <= position:
                 remembered = ring_state[slot, (position - back) % ring]
-                _add_tap(kv, conv[tap], remembered, tap == 0)
+                add_tap(kv, conv[tap], remembered, tap == 0)
             else:
-                _add_tap(kv, conv[tap], zeros, tap == 0)
+                add_tap(kv, conv[tap], zeros, tap == 0)
         own = row[q_width : q_width + kv_width]
         for c in range(kv_width):
             kv[c] += number(own[c])
         if low_precision:
-            for c in range(kv_width):
-                kv[c] = to_bf16(kv[c])
+            round_row(kv)
         for h in range(heads):
             query, source = q[n, h], row[h * channels : (h + 1) * channels]
             for c in range(channels):

@@ -9,7 +9,8 @@ from suzuri.kernels.compiled import loop
 
 
 @loop
-def _combine(y, inverse, weights, out):
+def combine_rows(y, inverse, weights, out):
+    """What `moe_combine` returns, unrounded, written into `out`."""
     tokens, slots = weights.shape
     width = y.shape[1]
     for n in range(tokens):
@@ -28,5 +29,5 @@ def moe_combine(
 ) -> Tensor:
     y = array(exact.widen(y_MD).contiguous())
     out = empty(weights_NJ.shape[0], y.shape[1])
-    _combine(y, array(inverse_M), array(weights_NJ.contiguous()), out)
+    combine_rows(y, array(inverse_M), array(weights_NJ.contiguous()), out)
     return tensor(out, out_dtype)

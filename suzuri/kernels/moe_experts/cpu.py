@@ -6,8 +6,10 @@ from torch import Tensor
 
 from suzuri.kernels import exact
 from suzuri.kernels.arrays import array, empty, tensor
-from suzuri.kernels.compiled import SMALL_PRODUCT, check_indices, loop
-from suzuri.kernels.loops import exp, products, to_bf16
+from suzuri.kernels.compiled import SMALL_PRODUCT, loop
+from suzuri.kernels.loops import products, round_row, swiglu_row
+from suzuri.kernels.moe_combine.cpu import combine_rows
+from suzuri.kernels.moe_permute.cpu import sort_rows
 
 
 def is_small(weights_NJ: Tensor, gate_up_EFD: Tensor) -> bool:
@@ -19,30 +21,16 @@ def is_small(weights_NJ: Tensor, gate_up_EFD: Tensor) -> bool:
 def _experts(x, chosen, weights, gate_up, down, low_precision, out):
     (tokens, slots), (num_experts, width, doubled) = weights.shape, gate_up.shape
     routed = chosen.shape[1]
+    rows, hidden_width = tokens * slots, doubled // 2
     experts = np.empty((tokens, slots), np.int64)
-    check_indices(chosen.reshape(-1), num_experts)
     for n in range(tokens):
         for j in range(routed):
             experts[n, j] = chosen[n, j]
         for j in range(routed, slots):
             experts[n, j] = num_experts - slots + j
-    rows, hidden_width = tokens * slots, doubled // 2
-    offsets = np.zeros(num_experts + 1, np.int64)
-    for n in range(tokens):
-        for j in range(slots):
-            offsets[experts[n, j] + 1] += 1
-    for e in range(num_experts):
-        offsets[e + 1] += offsets[e]
-    free, place = offsets.copy(), np.empty((tokens, slots), np.int64)
-    sorted_x = np.empty((rows, width), np.float32)
-    for n in range(tokens):
-        for j in range(slots):
-            m = free[experts[n, j]]
-            free[experts[n, j]] = m + 1
-            place[n, j] = m
-            row = sorted_x[m]
-            for d in range(width):
-                row[d] = x[n, d]
+    sorted_x, order = np.empty((rows, width), np.float32), np.empty(rows, np.int64)
+    inverse, offsets = np.empty(rows, np.int64), np.empty(num_experts + 1, np.int64)
+    sort_rows(x, experts, num_experts, sorted_x, order, inverse, offsets)
     middle = np.empty((rows, doubled), np.float32)
     hidden = np.empty((rows, hidden_width), np.float32)
     y = np.empty((rows, width), np.float32)
@@ -52,27 +40,14 @@ def _experts(x, chosen, weights, gate_up, down, low_precision, out):
             continue
         products(sorted_x[low:high], gate_up[e], middle[low:high], 0, doubled)
         for m in range(low, high):
-            gates, ups, row = middle[m][0::2], middle[m][1::2], hidden[m]
-            for f in range(hidden_width):
-                gate = gates[f]
-                silu = gate / (np.float32(1.0) + np.float32(exp(-gate)))
-                row[f] = silu * ups[f]
+            swiglu_row(middle[m], hidden[m])
             if low_precision:
-                for f in range(hidden_width):
-                    row[f] = to_bf16(row[f])
+                round_row(hidden[m])
         products(hidden[low:high], down[e], y[low:high], 0, width)
     if low_precision:
         for m in range(rows):
-            for d in range(width):
-                y[m, d] = to_bf16(y[m, d])
-    for n in range(tokens):
-        source, weight = y[place[n, 0]], weights[n, 0]
-        for d in range(width):
-            out[n, d] = weight * source[d]
-        for j in range(1, slots):
-            source, weight = y[place[n, j]], weights[n, j]
-            for d in range(width):
-                out[n, d] += weight * source[d]
+            round_row(y[m])
+    combine_rows(y, inverse, weights, out)
 
 
 def moe_experts(

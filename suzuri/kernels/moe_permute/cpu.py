@@ -8,7 +8,8 @@ from suzuri.kernels.compiled import check_indices, loop, words
 
 
 @loop
-def _permute(x, experts, num_experts, rows, order, inverse, offsets):
+def sort_rows(x, experts, num_experts, rows, order, inverse, offsets):
+    """What `moe_permute` returns, written into its last four arguments."""
     tokens, slots = experts.shape
     check_indices(experts.reshape(-1), num_experts)
     for e in range(num_experts + 1):
@@ -25,8 +26,9 @@ def _permute(x, experts, num_experts, rows, order, inverse, offsets):
             free[experts[n, j]] = place + 1
             order[place] = n * slots + j
             inverse[n * slots + j] = place
+            row = rows[place]
             for d in range(x.shape[1]):
-                rows[place, d] = x[n, d]
+                row[d] = x[n, d]
 
 
 def moe_permute(
@@ -38,5 +40,5 @@ def moe_permute(
     inverse_M, offsets_E1 = torch.empty_like(order_M), experts_NJ.new_empty(num_experts + 1)
     found = (array(order_M), array(inverse_M), array(offsets_E1))
     experts = array(experts_NJ.contiguous())
-    _permute(words(x_ND.contiguous()), experts, num_experts, words(rows_MD), *found)
+    sort_rows(words(x_ND.contiguous()), experts, num_experts, words(rows_MD), *found)
     return rows_MD, order_M, inverse_M, offsets_E1

@@ -7,7 +7,7 @@ from torch import Tensor
 from suzuri.kernels import exact
 from suzuri.kernels.arrays import array, empty, tensor
 from suzuri.kernels.compiled import loop
-from suzuri.kernels.loops import tree
+from suzuri.kernels.loops import norm_row
 
 
 @loop
@@ -15,12 +15,7 @@ def _norm(x, weight, eps, y):
     rows, width = x.shape
     squares = np.empty(width, np.float32)
     for n in range(rows):
-        for i in range(width):
-            squares[i] = x[n, i] * x[n, i]
-        mean = tree(squares, width) / np.float32(width)
-        scale = np.float32(1.0) / np.sqrt(mean + np.float32(eps))
-        for i in range(width):
-            y[n, i] = x[n, i] * scale * weight[i]
+        norm_row(x[n], weight, eps, squares, y[n])
 
 
 def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float, out_dtype: torch.dtype) -> Tensor:

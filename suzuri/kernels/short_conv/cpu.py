@@ -5,43 +5,28 @@ from torch import Tensor
 
 from suzuri.kernels import exact
 from suzuri.kernels.arrays import array, empty, lasting, tensor
-from suzuri.kernels.compiled import check_indices, lasting_words, loop, number, words
+from suzuri.kernels.compiled import check_indices, lasting_words, loop, words
+from suzuri.kernels.loops import add_tap
 
 
 @loop
 def _conv(x, x_words, weight, positions, seq_ids, starts, state, slots, y):
     rows, channels = x.shape
     taps, ring = weight.shape[0], state.shape[1]
+    zeros = np.zeros(channels, np.float32)
     check_indices(slots, state.shape[0])
     for n in range(rows):
         sequence, position = seq_ids[n], positions[n]
         index, slot = n - starts[sequence], slots[sequence]
         for tap in range(taps):
             back = taps - 1 - tap
-            w = weight[tap]
-            out = y[n]
             if back <= index:
-                source = x[n - back]
-                if tap == 0:
-                    for c in range(channels):
-                        out[c] = w[c] * source[c]
-                else:
-                    for c in range(channels):
-                        out[c] += w[c] * source[c]
+                add_tap(y[n], weight[tap], x[n - back], tap == 0)
             elif back <= position:
                 remembered = state[slot, (position - back) % ring]
-                if tap == 0:
-                    for c in range(channels):
-                        out[c] = w[c] * number(remembered[c])
-                else:
-                    for c in range(channels):
-                        out[c] += w[c] * number(remembered[c])
-            elif tap == 0:
-                for c in range(channels):
-                    out[c] = w[c] * np.float32(0.0)
+                add_tap(y[n], weight[tap], remembered, tap == 0)
             else:
-                for c in range(channels):
-                    out[c] += w[c] * np.float32(0.0)
+                add_tap(y[n], weight[tap], zeros, tap == 0)
         for c in range(channels):
             y[n, c] += x[n, c]
     for n in range(rows):
