@@ -34,25 +34,6 @@ def tree_sum(x):
 
 
 @triton.jit
-def tree_sum_of_row(x):
-    """`tree_sum` of one row x [C]: a scalar."""
-    return tl.sum(tree_sum(tl.reshape(x, (1, x.shape[0]))), axis=0)
-
-
-@triton.jit
-def tree_fold(x, COLUMNS: tl.constexpr):
-    """The first levels of `tree_sum` alone: x [R, C] down to [R, COLUMNS].
-
-    For sums that go on in a loop: keep COLUMNS partial sums per row (`tl.fma` them from tile to
-    tile) and finish with `tree_sum` once. COLUMNS a power of two, at most C.
-    """
-    for _ in tl.static_range(LARGEST_TREE):
-        if x.shape[1] > COLUMNS:
-            x = tl.sum(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), axis=1)
-    return x
-
-
-@triton.jit
 def sigmoid(x):
     """1 / (1 + exp(-x)), the division rounded to nearest."""
     return tl.div_rn(1.0, 1.0 + tl.exp(-x))
