@@ -24,18 +24,19 @@ import json
 import random
 import sys
 import time
+from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 from suzuri.engine.capacity import capacity
 from suzuri.engine.config import EngineConfig
 from suzuri.engine.devices import device_named
 from suzuri.engine.engine import Engine
-from suzuri.engine.plan import Plan
+from suzuri.engine.plan import Plan, Work
 from suzuri.engine.runner import Launched, Runner
 from suzuri.engine.sampling_params import SamplingParams
 from suzuri.model.config import ModelConfig
@@ -83,26 +84,19 @@ class Tail:
         self.runner, self.first = runner, first
         self.rows: dict[str, str] = {}
         self.steps = 0
-        self._hidden_ND: Tensor | None = None
-        runner.model.decoder.register_forward_hook(self._keep)
+        runner.observer = self._keep
 
-    def _keep(self, _: nn.Module, __: Any, hidden_ND: Tensor) -> None:
-        self._hidden_ND = hidden_ND
-
-    @torch.no_grad()
     def execute(self, plan: Plan) -> Launched:
-        launched = self.runner.execute(plan)
         self.steps += bool(plan.works)
+        return self.runner.execute(plan)
+
+    def _keep(self, works: Many[Work], _: Tensor, hidden_ND: Tensor) -> None:
         offset = 0
-        for work in plan.works:
+        for work in works:
             skip = max(self.first - work.start, 0)
             if work.sequence.request.id == LONG and skip < work.count:
-                assert self._hidden_ND is not None, "the decoder did not run"
-                rows = self._hidden_ND[offset + skip : offset + work.count]
-                self._digest(work.start + skip, rows)
+                self._digest(work.start + skip, hidden_ND[offset + skip : offset + work.count])
             offset += work.count
-        self._hidden_ND = None
-        return launched
 
     def _digest(self, start: int, hidden_TD: Tensor) -> None:
         logits_TV = self.runner.model.decoder.logits(hidden_TD)

@@ -4,7 +4,9 @@ Nothing here waits for the device: what the host must know comes as a `Download`
 """
 
 import dataclasses
+from collections.abc import Callable
 from collections.abc import Sequence as Many
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,13 @@ from torch import Tensor
 from suzuri.engine.cache import StackCache
 from suzuri.engine.capacity import Capacity
 from suzuri.engine.config import EngineConfig
+from suzuri.engine.decode_graphs import (
+    CudaRecorder,
+    DecodeGraphs,
+    Tables,
+    decode_batch,
+    has_single_rows,
+)
 from suzuri.engine.plan import Plan, Work
 from suzuri.engine.request import Media
 from suzuri.engine.sampler import SLICE, Sampler, Scores, score
@@ -22,6 +31,7 @@ from suzuri.engine.transfers import Download, upload
 from suzuri.model.batch import Batch, CacheView
 from suzuri.model.cache import decoder_attentions
 from suzuri.model.inkling import Inkling
+from suzuri.model.sizes_workspace import decode_buckets, max_graphs
 
 Integers = npt.NDArray[np.int64]
 
@@ -38,8 +48,22 @@ class Launched:
     prompts: list[tuple[Work, Download]]
 
 
+class _Rows(NamedTuple):
+    """What the decoder made of a step: token ids [N] and hidden rows [N, D], the works' slots [S],
+    and the end row of each work."""
+
+    token_ids_N: Tensor
+    hidden_ND: Tensor
+    slots_S: Tensor
+    ends: list[int]
+
+
 class Runner:
-    """The model, its caches and its buffers on one device."""
+    """The model, its caches and its buffers on one device.
+
+    `observer(works, token_ids_N, hidden_ND)` is shown what each step fed to the decoder and what
+    came out, packed in the order of the works. `replays`: whether recorded steps may be used.
+    """
 
     def __init__(self, model: Inkling, config: EngineConfig, capacity: Capacity) -> None:
         self.model, self.config, self.capacity = model, config, capacity
@@ -59,13 +83,24 @@ class Runner:
             dtype=weight.dtype,
             device=self.device,
         )
-        blocks = -(-capacity.max_context // config.page_size) + 1
-        shape = (capacity.slots, blocks)
-        self._tables = {
-            name: torch.zeros(shape, dtype=torch.int64, device=self.device)
-            for name in ("global", "local")
-        }
-        self._newest = torch.zeros(capacity.slots, dtype=torch.int64, device=self.device)
+        shape = (capacity.slots, capacity.table_columns(config.page_size))
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=self.device)
+
+        self._tables = Tables(zeros(*shape), zeros(*shape), zeros(capacity.slots))
+        self.observer: Callable[[Many[Work], Tensor, Tensor], None] | None = None
+        self.replays = True
+        self.graphs: DecodeGraphs | None = None
+        if config.cuda_graphs and self.device.type == "cuda":
+            self.graphs = DecodeGraphs(
+                self.decode_rows,
+                CudaRecorder(self.device),
+                sizes=decode_buckets(config.max_running),
+                max_blocks=shape[1],
+                most=max_graphs(config.max_running),
+                device=self.device,
+            )
         # A step gives back the rows of what ended or was preempted before it takes any.
         self.sampler = Sampler(
             num_ids=text.unpadded_vocab_size, max_slots=config.max_running, device=self.device
@@ -82,16 +117,20 @@ class Runner:
         self._write_tables(plan)
         if not plan.works:
             return Launched(sampling=[], ids=None, raw=None, sampled=None, prompts=[])
-        batch, ends = self._batch(plan.works)
-        hidden_ND = self.model.decoder(batch)
+        rows = self._replay(plan.works) or self._forward(plan.works)
+        hidden_ND, ends = rows.hidden_ND, rows.ends
+        if self.observer is not None:
+            self.observer(plan.works, rows.token_ids_N, hidden_ND)
         self.cache.snapshot(plan.after)
         prompts = self._prompt_logprobs(plan.works, hidden_ND, ends)
         sampling = [work for work in plan.works if work.samples]
         if not sampling:
             return Launched(sampling=[], ids=None, raw=None, sampled=None, prompts=prompts)
-        rows = [end - 1 for work, end in zip(plan.works, ends, strict=True) if work.samples]
-        every = len(rows) == hidden_ND.shape[0]
-        last_SD = hidden_ND if every else hidden_ND[upload(rows, self.device)]
+        last_SD, slots_S = hidden_ND, rows.slots_S
+        if len(sampling) < hidden_ND.shape[0]:
+            last = [end - 1 for work, end in zip(plan.works, ends, strict=True) if work.samples]
+            last_SD = hidden_ND[upload(last, self.device)]
+            slots_S = upload([work.slot for work in sampling], self.device)
         logits_SV = self.model.decoder.logits(last_SD)
         if all(_is_plain(work) for work in sampling):
             rows_S = plain(len(sampling), self.device)
@@ -99,9 +138,8 @@ class Runner:
             rows_S = self.sampler.rows([self._row_state(work) for work in sampling])
         sampled = self.sampler.sample(logits_SV, rows_S)
         self.sampler.count(rows_S, sampled.ids_S)
-        slots_S = upload([work.slot for work in sampling], self.device)
         # Without an answer (-1) the row is about to end; the step that overlaps needs some id.
-        self._newest[slots_S] = sampled.ids_S.clamp(min=0)
+        self._tables.newest_L[slots_S] = sampled.ids_S.clamp(min=0)
         return Launched(
             sampling=sampling,
             ids=Download([sampled.ids_S]),
@@ -109,6 +147,28 @@ class Runner:
             sampled=None if sampled.sampled is None else Download(sampled.sampled),
             prompts=prompts,
         )
+
+    def decode_rows(self, fields_3N: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+        """Token ids [N] and hidden rows [N, D] of one token per sequence: what a graph replays."""
+        layers = tuple(self.cache.layers)
+        batch = decode_batch(fields_3N, blocks, self.page_size, self._tables, layers)
+        return batch.token_ids_N, self.model.decoder(batch)
+
+    def _replay(self, works: Many[Work]) -> "_Rows | None":
+        """A decode step from its graph; None where there is none."""
+        if self.graphs is None or not self.replays or not has_single_rows(works):
+            return None
+        blocks = max(work.start for work in works) // self.page_size + 1
+        step = self.graphs.run(works, blocks)
+        if step is None:
+            return None
+        ids_N, hidden_ND, slots_S = (x[: len(works)] for x in step)
+        return _Rows(ids_N, hidden_ND, slots_S, list(range(1, len(works) + 1)))
+
+    def _forward(self, works: Many[Work]) -> "_Rows":
+        batch, ends = self._batch(works)
+        assert batch.cache is not None
+        return _Rows(batch.token_ids_N, self.model.decoder(batch), batch.cache.conv_slots_S, ends)
 
     def _row_state(self, work: Work) -> RowState:
         sequence = work.sequence
@@ -130,12 +190,11 @@ class Runner:
         for sequence in plan.changed:
             if not sequence.slot or sequence.global_table is None or sequence.local_table is None:
                 continue  # preempted later in the same plan
-            for name, table in (
-                ("global", sequence.global_table),
-                ("local", sequence.local_table),
+            for pages_LM, table in (
+                (self._tables.global_LM, sequence.global_table),
+                (self._tables.local_LM, sequence.local_table),
             ):
-                row = self._tables[name][sequence.slot]
-                row[: len(table.pages)] = upload(table.pages, self.device)
+                pages_LM[sequence.slot, : len(table.pages)] = upload(table.pages, self.device)
 
     def _batch(self, works: Many[Work]) -> tuple[Batch, list[int]]:
         """The packed batch and the end row of each work."""
@@ -161,13 +220,13 @@ class Runner:
         if unseen:
             rows_M = upload(unseen, device)
             of_M = upload([w.slot for w in works if w.from_device], device)
-            ids_N[rows_M] = self._newest[of_M]
+            ids_N[rows_M] = self._tables.newest_L[of_M]
         positions_N = self._moved(positions)
         seq_ids_N = self._moved(seq_ids)
         slots_S = self._moved(slots)
         blocks = int((starts + counts).max() - 1) // self.page_size + 1
         media_rows, features = self._media(works, ends - counts)
-        tables = {name: table[slots_S, :blocks] for name, table in self._tables.items()}
+        global_SM, local_SM = (table[slots_S, :blocks] for table in self._tables[:2])
         block_N, offset_N = positions_N // self.page_size, positions_N % self.page_size
         batch = Batch(
             token_ids_N=ids_N,
@@ -178,10 +237,10 @@ class Runner:
             media_features_MD=features,
             cache=CacheView(
                 layers=tuple(self.cache.layers),
-                global_pages_SM=tables["global"],
-                local_pages_SM=tables["local"],
-                global_slots_N=tables["global"][seq_ids_N, block_N] * self.page_size + offset_N,
-                local_slots_N=tables["local"][seq_ids_N, block_N] * self.page_size + offset_N,
+                global_pages_SM=global_SM,
+                local_pages_SM=local_SM,
+                global_slots_N=global_SM[seq_ids_N, block_N] * self.page_size + offset_N,
+                local_slots_N=local_SM[seq_ids_N, block_N] * self.page_size + offset_N,
                 conv_slots_S=slots_S,
             ),
         )

@@ -31,6 +31,14 @@ def upload(
     return host.pin_memory().to(device, non_blocking=True)
 
 
+def upload_into(target: Tensor, values: npt.NDArray[Any]) -> None:
+    """Writes the numbers into a tensor of the device, in the order of its queue."""
+    host = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
+    if target.device.type == "cuda":
+        host = host.pin_memory()
+    target.copy_(host, non_blocking=True)
+
+
 class Download:
     """Tensors on their way to the host, from where the device's queue stands now."""
 

@@ -25,7 +25,7 @@ LAUNCHES_PER_LAYER = 12
 GRAPH_NODE_BYTES = 4096
 """Device memory of one captured kernel launch, rounded up from a measurement (docs/plan.md)."""
 MAX_GRAPH_BATCH = 512
-PREFILL_GRAPHS = 32
+MORE_GRAPHS = 32
 FP32 = 4
 SAMPLING_BYTES = 9
 """Per vocabulary id of a sequence with a logit bias and penalties: fp32 bias, a flag for ids of the
@@ -64,18 +64,25 @@ def workspace(
 
 
 def graphs(config: ModelConfig, concurrency: int, drafts: int) -> int:
-    """CUDA graphs: one decode graph per batch bucket, one prefill graph per token bucket.
+    """CUDA graphs: as many as `max_graphs` says.
 
     Their kernels write into the workspace, so a graph itself is the memory of its launches.
     """
     launches = LAUNCHES_PER_LAYER * (config.text.num_hidden_layers + drafts)
-    return (len(decode_buckets(concurrency)) + PREFILL_GRAPHS) * launches * GRAPH_NODE_BYTES
+    return max_graphs(concurrency) * launches * GRAPH_NODE_BYTES
+
+
+def max_graphs(concurrency: int) -> int:
+    """Graphs that are kept at one time: one for every batch size, and MORE_GRAPHS for other widths
+    of the page tables, and prefill."""
+    return len(decode_buckets(concurrency)) + MORE_GRAPHS
 
 
 def decode_buckets(concurrency: int) -> tuple[int, ...]:
-    """Batch sizes that decode is captured for: powers of two up to 8, then steps of 8."""
+    """Batch sizes that decode is captured for: all up to 8, then steps of 8. (A padding row costs
+    the reading of its experts: what small batches wait for.)"""
     most = min(concurrency, MAX_GRAPH_BATCH)
-    sizes = [size for size in (1, 2, 4, 8, *range(16, most + 1, 8)) if size < most]
+    sizes = [size for size in (*range(1, 9), *range(16, most + 1, 8)) if size < most]
     return (*sizes, most)
 
 

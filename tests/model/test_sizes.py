@@ -247,8 +247,8 @@ def test_workspace_of_inkling_over_eight_by_hand() -> None:
         "local KV in flight": 1024 * 55 * KIB,
         # 8 sequences: bias, flags, counts, and the widest table once more while it grows.
         "sampling tables": 8 * 201024 * (4 + 1 + 4 + 4),
-        # Batches of 1, 2, 4 and 8, and 32 prefill buckets; 12 launches of 4 KiB per layer.
-        "graphs": (4 + 32) * 12 * 66 * 4096,
+        # Batches of 1 to 8, and 32 others; 12 launches of 4 KiB per layer.
+        "graphs": (8 + 32) * 12 * 66 * 4096,
     }
 
 
@@ -265,9 +265,9 @@ def test_workspace_of_small_on_one_by_hand() -> None:
         "sampling tables": 3 * 201024 * 13,
         "one layer's experts unpacked": 4 * 256 * 2048 * 4096 * 2,
     }
-    # 700 sequences: graphs for 1, 2, 4, 8, 16, 24, ..., 512.
+    # 700 sequences: graphs for 1 to 8, 16, 24, ..., 512.
     many = workspace(SMALL, Layout(drafts=2), concurrency=700)
-    assert many["graphs"] == (4 + 63 + 32) * 12 * (42 + 2) * 4096
+    assert many["graphs"] == (8 + 63 + 32) * 12 * (42 + 2) * 4096
 
 
 def test_activations_are_those_of_the_largest_sub_block() -> None:

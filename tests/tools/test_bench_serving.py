@@ -170,11 +170,11 @@ def test_skewed_routing_prefers_some_experts_and_goes_away_again(bench: Bench) -
     before = [parameters[name].clone() for name in names]
 
     def peak() -> float:
-        engine, _ = build_engine(
+        engine, watch = build_engine(
             bench.model, Load(sequences=1, context=600, token_budget=600), bench.dtype
         )
         engine.add("0", bench.prompt(512, 9), params(1))
-        with counted_experts(bench.model) as loads:
+        with counted_experts(bench.model, watch) as loads:
             engine.run()
         assert len(loads.used) == len(names)
         return sum(loads.peak) / len(loads.peak)

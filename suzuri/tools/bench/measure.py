@@ -75,7 +75,7 @@ def measure_decode(bench: Bench, cell: Cell) -> dict[str, Any]:
     while engine.scheduler.num_waiting or any(s.is_prefilling for s in engine.scheduler.running):
         engine.step()
     bench.tick("warming up")
-    with counted_experts(bench.model) as loads:
+    with counted_experts(bench.model, watch) as loads:
         engine.step()
     for _ in range(WARM_STEPS):
         engine.step()
@@ -119,7 +119,7 @@ def measure_prefill(bench: Bench, cell: Cell) -> dict[str, Any]:
         return 1e3 * (time.perf_counter() - start)
 
     bench.tick("warming up")
-    with counted_experts(bench.model) as loads:
+    with counted_experts(bench.model, watch) as loads:
         run(0)
     run(1)
     times: list[float] = []

@@ -87,8 +87,9 @@ class ExpertLoads:
 
 
 @contextlib.contextmanager
-def counted_experts(model: Inkling) -> Generator[ExpertLoads]:
-    """Counts what the routers choose inside the block. It waits for the device: not to be timed."""
+def counted_experts(model: Inkling, watch: Watch) -> Generator[ExpertLoads]:
+    """Counts what the routers choose inside the block. It waits for the device, and recorded steps
+    are not replayed: not to be timed."""
     loads = ExpertLoads()
     number = model.config.text.n_routed_experts
 
@@ -98,9 +99,11 @@ def counted_experts(model: Inkling) -> Generator[ExpertLoads]:
         loads.peak.append(float(counts.max()) * number / max(int(counts.sum()), 1))
 
     routers = [block.mlp.router for block in model.decoder.blocks if isinstance(block.mlp, MoE)]
+    watch.runner.replays = False
     handles = [router.register_forward_hook(count) for router in routers]
     try:
         yield loads
     finally:
+        watch.runner.replays = True
         for handle in handles:
             handle.remove()

@@ -136,7 +136,13 @@ def stopped_turn(lab: Lab, page: int) -> None:
 def stride(lab: Lab, page: int) -> None:
     """Resume points at every few tokens: prompts that part ways anywhere resume just before."""
     prompt = lab.ids(lab.long, 60)
-    serving = lab.serving(page=page, context=lab.long + 16, resume_stride=5, min_branch_gain=10**6)
+    serving = lab.serving(
+        page=page,
+        context=lab.long + 16,
+        resume_stride=5,
+        min_branch_gain=10**6,
+        snapshots=lab.long // 5 + 32,  # none must go
+    )
     serving.serve(prompt, max_tokens=1)
     shared = (5, 9, lab.long // 2, lab.long - 2)
     requests = [

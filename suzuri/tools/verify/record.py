@@ -1,17 +1,18 @@
 """Every row that an engine's decoder computes, as digests keyed by sequence and position.
 
-It looks at the decoder's output and at the batch alone; the engine knows nothing of it.
+The engine's runner shows it what every step fed to the decoder and what came out.
 """
 
 from collections.abc import Generator
+from collections.abc import Sequence as Many
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from suzuri.engine.engine import Engine
+from suzuri.engine.plan import Work
 from suzuri.engine.request import Sequence
-from suzuri.model.batch import Batch
 from suzuri.tools.verify.reference import Reference, listed, watched
 
 
@@ -59,40 +60,35 @@ class Recorder:
             parts = stack.enter_context(watched(decoder, self.reference.digest, is_probed))
             found: list[int] = []
 
-            def keep(_: nn.Module, inputs: tuple[Batch], output: Tensor) -> None:
-                found.extend(self._keep(inputs[0], output, probe if is_probed else None))
+            def keep(works: Many[Work], token_ids_N: Tensor, hidden_ND: Tensor) -> None:
+                seen = self._keep(works, token_ids_N, hidden_ND, probe if is_probed else None)
+                found.extend(seen)
 
-            handle = decoder.register_forward_hook(keep)
-            stack.callback(handle.remove)
+            runner = self.engine.runner
+            # Hooks see nothing of a recorded step.
+            runner.observer, runner.replays = keep, not is_probed
             yield
         if found:
             self.probed = {name: int(digests_N[found[0]]) for name, digests_N in parts.items()}
 
-    def _keep(self, batch: Batch, hidden_ND: Tensor, probe: Place | None) -> list[int]:
-        """Records the rows of a batch; the index of the probed one, if it is among them."""
-        assert batch.cache is not None, "the engine ran the decoder without a cache"
-        in_slot = {sequence.slot: sequence for sequence in self.engine.scheduler.running}
-        slots: list[int] = listed(batch.cache.conv_slots_S)
+    def _keep(
+        self, works: Many[Work], token_ids_N: Tensor, hidden_ND: Tensor, probe: Place | None
+    ) -> list[int]:
+        """Records the rows of a step; the index of the probed one, if it is among them."""
         columns = (
-            batch.seq_ids_N,
-            batch.positions_N,
-            batch.token_ids_N,
+            token_ids_N,
             self.reference.digest(hidden_ND),
             self.reference.logits_digest(hidden_ND),
         )
-        counts = [0] * len(slots)
+        places = [(work.sequence, work.start + i) for work in works for i in range(work.count)]
         found: list[int] = []
-        for i, (seq_id, position, token, hidden, logits) in enumerate(
-            zip(*map(listed, columns), strict=True)
+        for i, ((sequence, position), token, hidden, logits) in enumerate(
+            zip(places, *map(listed, columns), strict=True)
         ):
-            if slots[seq_id] == 0:
-                continue  # padding
-            sequence = in_slot[slots[seq_id]]
-            counts[seq_id] += 1
             row = Row(self.step, position, token, hidden, logits)
             self.rows.setdefault(sequence, []).append(row)
             where = (sequence.request.id, sequence.index, position)
             if probe is not None and where == (probe.request, probe.sample, probe.position):
                 found.append(i)
-        self.counts.append([count for count in counts if count])
+        self.counts.append([work.count for work in works])
         return found
