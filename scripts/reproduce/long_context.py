@@ -200,6 +200,7 @@ def run_pass(model: Inkling, one: Pass, options: argparse.Namespace, console: Co
             engine.abort(name)
         engine.run()
     engine.check()
+    tail.runner.observer = None  # or the two would hold each other, and their memory
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     return Kept(
         rows=tail.rows,

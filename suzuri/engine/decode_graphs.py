@@ -126,7 +126,7 @@ class CudaRecorder:
 
 
 class DecodeGraphs:
-    """Recorded steps of `forward` by number of rows and of table columns.
+    """Recorded steps by number of rows and of table columns.
 
     A size is recorded when it is wanted for the second time, and `most` of them are kept, the last
     used ones. `sizes`: numbers of rows, ascending; larger steps are not recorded. `record(forward,
@@ -135,7 +135,6 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        forward: Forward,
         record: Callable[[Forward, Tensor, int], Recorded],
         *,
         sizes: Sequence[int],
@@ -143,7 +142,7 @@ class DecodeGraphs:
         most: int,
         device: torch.device,
     ) -> None:
-        self._forward, self._record, self._device = forward, record, device
+        self._record, self._device = record, device
         self._sizes, self._max_blocks, self._most = sizes, max_blocks, most
         self._seen: set[tuple[int, int]] = set()
         self._recorded: collections.OrderedDict[tuple[int, int], Recorded] = (
@@ -161,10 +160,13 @@ class DecodeGraphs:
         wide = max(MIN_BLOCKS, 1 << (blocks - 1).bit_length())
         return self._sizes[place], min(wide, self._max_blocks)
 
-    def run(self, works: Sequence[Work], blocks: int) -> tuple[Tensor, Tensor, Tensor] | None:
+    def run(
+        self, forward: Forward, works: Sequence[Work], blocks: int
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Token ids [N], hidden rows [N, D] and slots [N], first those of the works, in order, then
         padding; the next run overwrites them. None: such a step is not recorded (yet). `blocks`:
-        table columns in use."""
+        table columns in use. `forward` is always the same one; it is not kept, because it holds
+        what holds this."""
         key = self.key(len(works), blocks)
         if key is None:
             return None
@@ -173,14 +175,14 @@ class DecodeGraphs:
             if key not in self._seen:
                 self._seen.add(key)
                 return None
-            step = self._recorded[key] = self._made(*key)
+            step = self._recorded[key] = self._made(forward, *key)
         self._recorded.move_to_end(key)
         upload_into(step.fields_3N, decode_fields(works, key[0]))
         step.replay()
         return step.token_ids_N, step.hidden_ND, step.fields_3N[2]
 
-    def _made(self, rows: int, blocks: int) -> Recorded:
+    def _made(self, forward: Forward, rows: int, blocks: int) -> Recorded:
         while len(self._recorded) >= self._most:
             self._recorded.popitem(last=False)
         fields_3N = torch.full((3, rows), NO_SLOT, dtype=torch.int64, device=self._device)
-        return self._record(self._forward, fields_3N, blocks)
+        return self._record(forward, fields_3N, blocks)

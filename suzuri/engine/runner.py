@@ -94,7 +94,6 @@ class Runner:
         self.graphs: DecodeGraphs | None = None
         if config.cuda_graphs and self.device.type == "cuda":
             self.graphs = DecodeGraphs(
-                self.decode_rows,
                 CudaRecorder(self.device),
                 sizes=decode_buckets(config.max_running),
                 max_blocks=shape[1],
@@ -159,7 +158,7 @@ class Runner:
         if self.graphs is None or not self.replays or not has_single_rows(works):
             return None
         blocks = max(work.start for work in works) // self.page_size + 1
-        step = self.graphs.run(works, blocks)
+        step = self.graphs.run(self.decode_rows, works, blocks)
         if step is None:
             return None
         ids_N, hidden_ND, slots_S = (x[: len(works)] for x in step)

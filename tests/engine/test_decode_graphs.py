@@ -4,8 +4,10 @@ On a CPU a recorder that runs the step again stands for the graph: sizes, paddin
 tested here, the capture on a GPU.
 """
 
+import gc
 import itertools
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -24,6 +26,9 @@ from suzuri.engine.engine import Engine
 from suzuri.engine.sampling_params import SamplingParams
 from suzuri.model.sizes_workspace import decode_buckets, max_graphs
 from suzuri.processing.vocabulary import FullVocabulary
+from suzuri.tools.verify.config import VerifyConfig
+from suzuri.tools.verify.lab import Lab
+from suzuri.tools.verify.reference import Reference
 from tests.model.models import random_model
 
 HAS_GPU = torch.cuda.is_available()
@@ -40,10 +45,13 @@ class Again:
         assert not fields_3N.any(), "recording must not touch what a sequence has"
         ids_N, hidden_ND = (x.clone() for x in forward(fields_3N, blocks))
         self.recorded.append((fields_3N.shape[1], blocks))
+        method = weakref.WeakMethod(forward)  # a graph does not hold what it recorded either
 
         def replay() -> None:
             self.replayed += 1
-            found = forward(fields_3N, blocks)
+            again = method()
+            assert again is not None
+            found = again(fields_3N, blocks)
             for target, value in zip((ids_N, hidden_ND), found, strict=True):
                 target.copy_(value)
 
@@ -61,7 +69,6 @@ def engine_of(dtype: str, device: str = "cpu", **fields: Any) -> Engine:
 def replayed_by(engine: Engine, recorder: Any, most: int = 100) -> None:
     runner = engine.runner
     runner.graphs = DecodeGraphs(
-        runner.decode_rows,
         recorder,
         sizes=(1, 2, 3, 8, 12),
         max_blocks=engine.capacity.table_columns(engine.config.page_size),
@@ -160,7 +167,7 @@ def test_the_last_used_sizes_are_kept() -> None:
 
 def test_sizes_and_widths() -> None:
     graphs = DecodeGraphs(
-        _never, _never, sizes=(1, 2, 8), max_blocks=50, most=1, device=torch.device("cpu")
+        _never, sizes=(1, 2, 8), max_blocks=50, most=1, device=torch.device("cpu")
     )
     assert graphs.key(1, 1) == (1, 16)
     assert graphs.key(3, 16) == (8, 16)
@@ -208,6 +215,39 @@ def test_a_media_token_alone_is_not_replayed() -> None:
 
 def _never(*_: Any) -> Any:
     raise AssertionError
+
+
+def test_an_engine_gives_its_memory_back_at_once() -> None:
+    """Nothing in it may hold it in a circle: its pools would stay until a collection."""
+    engine = engine_of("float32")
+    replayed_by(engine, Again())
+    outputs(engine, requests=3)
+    seen = [weakref.ref(engine), weakref.ref(engine.runner), weakref.ref(engine.runner.cache)]
+    gc.collect()
+    gc.disable()
+    try:
+        del engine
+        assert [ref() for ref in seen] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_a_watched_engine_gives_its_memory_back_at_once() -> None:
+    lab = Lab(
+        random_model("tiny", torch.float32).requires_grad_(False),
+        VerifyConfig(model="", dtype="float32"),
+        Reference(random_model("tiny", torch.float32)),
+    )
+    serving = lab.serving(page=4, context=60)
+    serving.serve(lab.ids(20), max_tokens=3)
+    seen = weakref.ref(serving.engine.runner.cache)
+    gc.collect()
+    gc.disable()
+    try:
+        del serving
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.gpu

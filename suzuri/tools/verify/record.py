@@ -67,7 +67,10 @@ class Recorder:
             runner = self.engine.runner
             # Hooks see nothing of a recorded step.
             runner.observer, runner.replays = keep, not is_probed
-            yield
+            try:
+                yield
+            finally:
+                runner.observer, runner.replays = None, True
         if found:
             self.probed = {name: int(digests_N[found[0]]) for name, digests_N in parts.items()}
 
