@@ -108,6 +108,7 @@ def draw(points: Sequence[Point], title: str, target: str) -> None:
     """Writes the PNG. Raises ValueError where matplotlib is not installed."""
     try:
         figures: Any = importlib.import_module("matplotlib.figure")
+        tickers: Any = importlib.import_module("matplotlib.ticker")
     except ImportError:
         raise ValueError(
             "drawing needs matplotlib, which is not installed: pip install 'suzuri[plot]'"
@@ -138,8 +139,11 @@ def draw(points: Sequence[Point], title: str, target: str) -> None:
     for axes in (left, right):
         axes.grid(visible=True, which="both", alpha=0.3)
         for axis in (axes.xaxis, axes.yaxis):
+            if axis is not right.xaxis:
+                # 1, 2 and 5 of every decade have a name: more run into each other.
+                axis.set_major_locator(tickers.LogLocator(subs=(1, 2, 5)))
+                axis.set_minor_formatter(tickers.NullFormatter())
             axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter("{x:g}")
     figure.suptitle(title)
     figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     Path(target).parent.mkdir(parents=True, exist_ok=True)
