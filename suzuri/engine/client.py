@@ -17,6 +17,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -27,6 +28,7 @@ from suzuri.engine.messages import (
     Abort,
     Accepted,
     Add,
+    ChatStops,
     Event,
     Failed,
     Heartbeat,
@@ -52,6 +54,8 @@ REPORTS = "reports.sock"
 MOST_RESTARTS = 5
 """Starts that may fail one after the other before the engine is given up."""
 LONGEST_PAUSE = 30.0
+UNREAD_EVENTS = 65_536
+"""Of one request: one whose reader is so far behind ends. About 20 MB."""
 
 log = get_logger(__name__)
 
@@ -70,6 +74,8 @@ class Stream:
     def __init__(self, id: int, n: int, abort: Callable[[int], None]) -> None:
         self.id = id
         self.accepted: Accepted | None = None
+        self.is_behind = False
+        """Whether it ended because its reader left too much unread."""
         self._left = n
         self._events: list[Event] = []
         self._error: Exception | None = None
@@ -99,6 +105,16 @@ class Stream:
     def has_events(self) -> bool:
         return bool(self._events)
 
+    @property
+    def error(self) -> Exception | None:
+        """What ended the request from outside."""
+        return self._error
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `next` would return, or raise, at once."""
+        return bool(self._events) or self._error is not None
+
     def take(self) -> list[Event]:
         """What has come since the last call."""
         events, self._events = self._events, []
@@ -112,6 +128,16 @@ class Stream:
             assert self._left, "the request is over"
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+
+    @staticmethod
+    async def wait_any(streams: "Sequence[Stream]") -> None:
+        """Until one of them has news."""
+        while not any(stream.has_news for stream in streams):
+            assert any(stream._left for stream in streams), "the requests are over"
+            waiter = asyncio.get_running_loop().create_future()
+            for stream in streams:
+                stream._waiter = waiter
+            await waiter
 
     async def wait_accepted(self) -> Accepted:
         """Raises as `next` does."""
@@ -133,9 +159,15 @@ class Stream:
         self._wake()
 
     def push(self, event: Event) -> None:
+        if self._error is not None:
+            return
         self._events.append(event)
         if event.finish is not None:
             self._left -= 1
+        if len(self._events) > UNREAD_EVENTS and self._left:
+            self.is_behind = True
+            self.close()
+            self.fail(EngineUnavailable("the answer was not read as fast as it was written"))
         self._wake()
 
     def fail(self, error: Exception) -> None:
@@ -186,6 +218,8 @@ class EngineClient:
         self._task: asyncio.Task[None] | None = None
         self.given_up: asyncio.Event = asyncio.Event()
         """Set when the engine cannot be started again."""
+        self.on_step: Callable[[Stats], None] | None = None
+        """Called with the stats of every step."""
 
     # Life
 
@@ -269,6 +303,8 @@ class EngineClient:
             if self._failure is None:
                 return next(iter(done)).result()
             return self._failure
+        except msgspec.MsgspecError as error:
+            return f"the engine's process said what nobody understands ({error})"
         finally:
             for task in tasks:
                 task.cancel()
@@ -316,6 +352,7 @@ class EngineClient:
             kind, data = await reports.recv_multipart()
             if kind == FROM_RUNNING:
                 self._take(decode_report(data))
+                await asyncio.sleep(0)  # while more is there, receiving does not wait
                 continue
             match decode_reply(data):
                 case Failed(error):
@@ -337,14 +374,16 @@ class EngineClient:
             case Step(events, stats):
                 self._last_beat = self._last_step = time.monotonic()
                 self.stats = stats
+                if self.on_step is not None:
+                    self.on_step(stats)
                 for event in events:
                     self._give(event)
             case Accepted():
                 if (stream := self._streams.get(report.id)) is not None:
                     stream.accept(report)
-            case Refused(id, error):
+            case Refused(id, error, busy):
                 if (stream := self._streams.pop(id, None)) is not None:
-                    stream.fail(RequestRefused(error))
+                    stream.fail(EngineUnavailable(error) if busy else RequestRefused(error))
             case Heartbeat():
                 self._last_beat = time.monotonic()
                 if report.steps != self._steps or not report.busy:
@@ -356,7 +395,7 @@ class EngineClient:
             return  # closed meanwhile
         stream.push(event)
         if not stream.num_left:
-            del self._streams[event.id]
+            self._streams.pop(event.id, None)
 
     # Requests
 
@@ -376,12 +415,14 @@ class EngineClient:
         salt: str | None = None,
         wants_prompt: bool = False,
         grammar: GrammarSpec | None = None,
+        chat_stops: ChatStops | None = None,
     ) -> Stream:
         """Send a request. Raises EngineUnavailable when nothing serves now.
 
         Lower `priority` runs earlier; `deadline` in seconds from now; `salt` keeps its cached
-        prefixes apart; every sample follows the `grammar`. What `encode` raises for texts and
-        integers that cannot be sent is a UnicodeEncodeError or an OverflowError.
+        prefixes apart; every sample follows the `grammar`; `chat_stops` as in Add. What `encode`
+        raises for texts and integers that cannot be sent is a UnicodeEncodeError or an
+        OverflowError.
         """
         if self.ready is None or self._socket is None:
             raise EngineUnavailable(self.why_not_ready)
@@ -397,19 +438,27 @@ class EngineClient:
             salt=salt,
             wants_prompt=wants_prompt,
             grammar=grammar,
+            chat_stops=chat_stops,
         )
         data = encode(add)  # before anything is kept: it may raise for texts and integers
+        if not self._send(data):
+            raise EngineUnavailable("the engine's process has ended")
         stream = self._streams[id] = Stream(id, params.n, self._abort)
-        self._send(data)
         return stream
 
     def _abort(self, id: int) -> None:
         if self._streams.pop(id, None) is not None:
             self._send(encode(Abort(id)))
 
-    def _send(self, data: bytes) -> None:
-        if self._socket is not None:
+    def _send(self, data: bytes) -> bool:
+        """False when nobody is there: a process that has ended, before `_ended` tells."""
+        if self._socket is None:
+            return False
+        try:
             self._socket.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
 
     def kill(self) -> None:
         """End the process at once, as a crash would (tests, operators); it is started again."""

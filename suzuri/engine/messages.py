@@ -15,7 +15,7 @@ from suzuri.engine.sampling_params import SamplingParams
 from suzuri.model.config import ModelConfig
 from suzuri.processing.grammar_request import GrammarSpec
 
-VERSION = 1
+VERSION = 2
 """Raised with every change of a record; two processes with different ones refuse each other."""
 HEARTBEAT_SECONDS = 0.25
 
@@ -47,9 +47,17 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     text_only: bool = False
 
 
+class ChatStops(msgspec.Struct, frozen=True, array_like=True):
+    """Stop strings are looked for in the text of a chat's answer alone (chat_stops.py), which is
+    read with or without `tools`."""
+
+    tools: bool
+
+
 class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     """A request. `id` is the sender's, unique for the life of the engine; `wants_prompt` asks for
-    the prompt's ids as the model reads them."""
+    the prompt's ids as the model reads them. `chat_stops`: None, stop strings are looked for in all
+    text."""
 
     id: int
     prompt: list[int]
@@ -60,6 +68,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     salt: str | None = None
     wants_prompt: bool = False
     grammar: GrammarSpec | None = None
+    chat_stops: ChatStops | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -112,10 +121,12 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """A request cannot run; nothing is kept of it."""
+    """A request cannot run; nothing is kept of it. `busy`: it is not at fault, and may be sent
+    again."""
 
     id: int
     error: str
+    busy: bool = False
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -126,10 +137,20 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...]
 
 
+class Waits(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds of one sample: in the queue until its first step, from there to its first token."""
+
+    queue: float
+    prefill: float
+
+
 class Event(msgspec.Struct, frozen=True, array_like=True):
     """What a step brought for sample `index` of a request: a token (None if none), text that may be
-    shown, and its end. `cached`: prompt tokens that the prefix cache had, with the first token.
-    `prompt_logprobs`: with the last event of sample 0, one for each prompt token but the first."""
+    shown, and its end.
+
+    With a sample's first token come `cached`, prompt tokens that the prefix cache had, and `waits`;
+    with that of sample 0 `prompt_logprobs`, one for each prompt token but the first.
+    """
 
     id: int
     index: int
@@ -141,10 +162,12 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     cached: int = 0
     error: str | None = None
     prompt_logprobs: list[Logprobs] | None = None
+    waits: Waits | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True):
-    """The engine now, and what it has done so far (the counters)."""
+    """The engine now, and what it has done so far (steps, preemptions); `step_tokens`, of prompts
+    and answers, are those of the last step."""
 
     running: int = 0
     waiting: int = 0

@@ -93,7 +93,7 @@ class StopChecker:
             if params.detokenize and token_bytes is not None
             else None
         )
-        self._matcher = _Matcher(params.stop_strings)
+        self._matcher = StopStrings(params.stop_strings)
 
     def push(self, ids: Sequence[int]) -> Pushed:
         """Takes the next ids of the output. After the end, ids are ignored: ("", None, 0)."""
@@ -139,7 +139,7 @@ class StopChecker:
         return self._matcher.rest() + end
 
 
-class _Matcher:
+class StopStrings:
     """Finds the first of several strings in a stream of text (Aho and Corasick, 1975).
 
     The state is the longest end of the text so far that begins some string: just what has to be
@@ -188,7 +188,10 @@ class _Matcher:
         return self._next[node][character]
 
     def push(self, text: str, *, may_stop: bool) -> tuple[str, str | None]:
-        """(text that no string can begin in any more, the string found or None)."""
+        """(text that no string can begin in any more, the string found or None).
+
+        Text from the string on is dropped. Without `may_stop`, whole strings are text.
+        """
         if len(self._next) == 1:
             return text, None
         begun = self._state
@@ -210,5 +213,6 @@ class _Matcher:
         return self._string[begun][: min(held, length)] + text[: max(length - held, 0)]
 
     def rest(self) -> str:
+        """What was held back; the text begins anew after it."""
         held, self._state = self._front(self._state, "", self._depth[self._state]), 0
         return held

@@ -10,12 +10,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import numpy as np
 import zmq
 
+from suzuri.engine.chat_stops import ChatStopChecker
 from suzuri.engine.engine import Engine, TokenEvent, TokenLogprobs
 from suzuri.engine.load import load_engine
 from suzuri.engine.messages import (
@@ -39,10 +40,11 @@ from suzuri.engine.messages import (
     Report,
     Stats,
     Step,
+    Waits,
     encode,
     request_decoder,
 )
-from suzuri.engine.request import Media, Request
+from suzuri.engine.request import Media, Request, Sequence
 from suzuri.engine.sampling_params import SamplingParams
 from suzuri.log import get_logger, start_logging
 from suzuri.model.fingerprint import numerics_fingerprint
@@ -52,8 +54,10 @@ from suzuri.processing.tokenizer import Tokenizer
 
 IDLE_POLL_MS = 1000
 COMPILING_POLL_MS = 2
-COMPILE_SECONDS = 10.0
-"""For a grammar, those before it included."""
+COMPILE_SECONDS = 5.0
+"""For one grammar."""
+COMPILE_QUEUE_SECONDS = 10.0
+"""For those before it."""
 PROGRESS_SECONDS = 0.2
 REQUESTS = "requests.sock"
 REPORTS = "reports.sock"
@@ -61,13 +65,25 @@ REPORTS = "reports.sock"
 log = get_logger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Compiling:
-    """A request that waits for its grammar, since when."""
+    """A request that waits for its grammar: since when, and since when it is being compiled."""
 
     add: Add
-    grammar: Future[Grammar]
+    spec: GrammarSpec
     since: float
+    grammar: Future[Grammar] | None = None
+    begun: float = 0.0
+
+
+@dataclasses.dataclass
+class _Live:
+    """A request in the engine: when it came, its samples that have not ended, and whether the
+    prompt's log-probs are owed."""
+
+    since: float
+    left: int
+    owes_prompt: bool
 
 
 class Worker:
@@ -81,10 +97,15 @@ class Worker:
         self._decoder = request_decoder()
         self._steps = 0
         self._busy = False
-        self._known: dict[str, bool] = {}
-        """Live requests by the engine's id: whether the prompt's log-probs are owed."""
+        self._live: dict[str, _Live] = {}
+        """By the engine's id."""
+        self._begun: dict[Sequence, float] = {}
+        """Since when running sequences run."""
+        self._step_began = 0.0
+        self._token_bytes: Callable[[int], bytes] = _no_bytes
         self._compiler: GrammarCompiler | None = None
         self._compiling: list[_Compiling] = []
+        self._compiled_now: Future[Grammar] | None = None
 
     def _connect(self, kind: int, folder: str, name: str) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)
@@ -135,6 +156,7 @@ class Worker:
         )
         self._reply(Progress("warming up"))
         warm_up(engine)
+        self._token_bytes = tokenizer.token_bytes
         self._compiler = GrammarCompiler(engine.vocabulary, tokenizer.token_bytes)
         return engine
 
@@ -148,10 +170,16 @@ class Worker:
         if not engine.has_work:
             return
         self._busy = True
-        before = engine.scheduler.counters.computed_tokens
-        events = [self._event(event) for event in engine.step()]
+        counters = engine.scheduler.counters
+        computed, admitted = counters.computed_tokens, counters.admissions
+        self._step_began = time.monotonic()
+        brought = engine.step()
+        if counters.admissions != admitted:
+            for sequence in engine.scheduler.running:
+                self._begun.setdefault(sequence, self._step_began)
+        events = [self._event(event) for event in brought]
         self._steps += 1
-        computed = engine.scheduler.counters.computed_tokens - before
+        computed = counters.computed_tokens - computed
         self._report(Step(events, _stats(engine, self._steps, computed)))
         self._busy = engine.has_work
 
@@ -161,31 +189,42 @@ class Worker:
             self._compiling = [item for item in self._compiling if item.add.id != message.id]
             engine.abort(str(message.id))
         elif isinstance(message, Add):
+            now = time.monotonic()
             if message.grammar is None:
-                self._add(engine, message, None)
+                self._add(engine, message, None, now)
             else:
-                self._compile(message, message.grammar)
-
-    def _compile(self, add: Add, spec: GrammarSpec) -> None:
-        assert self._compiler is not None
-        self._compiling.append(_Compiling(add, self._compiler.submit(spec), time.monotonic()))
+                self._compiling.append(_Compiling(message, message.grammar, now))
 
     def _add_compiled(self, engine: Engine) -> None:
         """Queue the requests whose grammars are there, refuse those whose grammars are none."""
         waiting, self._compiling = self._compiling, []
         for item in waiting:
-            if not item.grammar.done():
-                if time.monotonic() - item.since < COMPILE_SECONDS:
+            grammar = self._submitted(item)
+            if grammar is None or not grammar.done():
+                if (refused := _too_late(item, time.monotonic())) is None:
                     self._compiling.append(item)
                 else:
-                    why = f"its grammar was not compiled in {COMPILE_SECONDS:g} s; make it simpler"
-                    self._report(Refused(item.add.id, why))
-            elif (error := item.grammar.exception()) is None:
-                self._add(engine, item.add, item.grammar.result())
+                    self._report(refused)
+            elif (error := grammar.exception()) is None:
+                self._add(engine, item.add, grammar.result(), item.since)
             else:
                 self._report(Refused(item.add.id, str(error)))
 
-    def _add(self, engine: Engine, add: Add, grammar: Grammar | None) -> None:
+    def _submitted(self, item: _Compiling) -> Future[Grammar] | None:
+        """The item's grammar if it is known, or being compiled now: one at a time, so that nothing
+        is compiled for a request that has gone meanwhile."""
+        assert self._compiler is not None
+        if item.grammar is not None:
+            return item.grammar
+        is_free = self._compiled_now is None or self._compiled_now.done()
+        if not is_free and not self._compiler.knows(item.spec):
+            return None
+        item.grammar, item.begun = self._compiler.submit(item.spec), time.monotonic()
+        if is_free:
+            self._compiled_now = item.grammar
+        return item.grammar
+
+    def _add(self, engine: Engine, add: Add, grammar: Grammar | None, since: float) -> None:
         try:
             request = engine.add(
                 str(add.id),
@@ -200,19 +239,37 @@ class Worker:
         except ValueError as error:
             self._report(Refused(add.id, str(error)))
             return
+        if add.chat_stops is not None:
+            for sequence in request.sequences:
+                sequence.checker = ChatStopChecker(
+                    add.params,
+                    self._token_bytes,
+                    tools=add.chat_stops.tools,
+                    eos_token_id=engine.model.config.eos_token_id,
+                    limit=sequence.limit - sequence.num_prompt,
+                )
         self._busy = True
-        if add.params.prompt_logprobs is not None:
-            self._known[request.id] = True
+        self._live[request.id] = _Live(since, add.params.n, add.params.prompt_logprobs is not None)
         ids = engine.vocabulary.to_ids(request.prompt) if add.wants_prompt else None
         self._report(Accepted(add.id, len(request.prompt), ids))
 
     def _event(self, event: TokenEvent) -> Event:
         sequence = event.sequence
         request = sequence.request
+        live = self._live[request.id]
+        is_first = event.token is not None and len(sequence.tokens) == sequence.num_prompt + 1
         prompt: list[Logprobs] | None = None
-        if event.finish is not None and sequence.index == 0 and self._known.pop(request.id, False):
-            prompt = [_logprobs(record) for record in _records(request)]
-        is_first = len(sequence.tokens) == sequence.num_prompt + 1
+        waits: Waits | None = None
+        if is_first:
+            begun = self._begun.get(sequence, self._step_began)
+            waits = Waits(begun - live.since, time.monotonic() - begun)
+            if sequence.index == 0 and live.owes_prompt:
+                prompt = [_logprobs(record) for record in _records(request)]
+        if event.finish is not None:
+            self._begun.pop(sequence, None)
+            live.left -= 1
+            if not live.left:
+                del self._live[request.id]
         return Event(
             id=int(request.id),
             index=sequence.index,
@@ -224,6 +281,7 @@ class Worker:
             cached=sequence.num_cached if is_first else 0,
             error=sequence.error,
             prompt_logprobs=prompt,
+            waits=waits,
         )
 
     def _beat(self) -> None:
@@ -237,6 +295,20 @@ class Worker:
 
     def _report(self, message: Report) -> None:
         self._reports.send_multipart([FROM_RUNNING, encode(message)])
+
+
+def _no_bytes(id: int) -> bytes:
+    raise AssertionError("nothing is loaded")
+
+
+def _too_late(item: _Compiling, now: float) -> Refused | None:
+    """What to say of a grammar that is not there in time, which may be the fault of others."""
+    if item.grammar is not None and now - item.begun >= COMPILE_SECONDS:
+        why = f"its grammar was not compiled in {COMPILE_SECONDS:g} s; make it simpler"
+        return Refused(item.add.id, why)
+    if item.grammar is None and now - item.since >= COMPILE_QUEUE_SECONDS:
+        return Refused(item.add.id, "other grammars are being compiled", busy=True)
+    return None
 
 
 def warm_up(engine: Engine) -> None:

@@ -6,7 +6,7 @@ Torch-free. tool_calls.py reads the calls; chat.py renders what this inverts.
 
 import codecs
 import dataclasses
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal
 
@@ -71,9 +71,6 @@ class ChatOutputParser:
     (Tokenizer.token_bytes, or the items of a table of it). tools: without, a call is shown as text.
     starts_in: where the prompt ends; "header" takes a turn with or without its first message_model,
     "reasoning" and "content" are for prompts that opened such a block.
-    stops: the engine looks for stop strings or stop ids, so an output may end within a token: then
-    push and finish take the text that the engine showed (StopChecker's, special tokens skipped),
-    and no piece goes beyond it.
 
     ended: whether the model ended its turn. cut: what `finish` had to close, None if nothing.
     unfinished: text that was cut off before it was clear what it is: a function's name, or the head
@@ -86,7 +83,6 @@ class ChatOutputParser:
         *,
         tools: bool = True,
         starts_in: Literal["header", "reasoning", "content"] = "header",
-        stops: bool = False,
     ) -> None:
         self.ended = False
         self.cut: State | None = None
@@ -95,7 +91,6 @@ class ChatOutputParser:
         self._token_bytes = token_bytes
         self._tools = tools
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._gate = _Gate() if stops else None
         self._pieces: list[Piece] = []
         self._counts: Counter[str] = Counter()
         self._state: State = "header"
@@ -106,39 +101,35 @@ class ChatOutputParser:
         if starts_in != "header":
             self._open(starts_in)
 
-    def push(self, ids: Sequence[int], text: str | None = None) -> list[Piece]:
-        """Takes the next ids. `text`: what the engine showed with them, needed with `stops`."""
+    @property
+    def is_in_content(self) -> bool:
+        """Whether a block of the answer's text is open."""
+        return self._state == "content"
+
+    def push(self, ids: Sequence[int]) -> list[Piece]:
+        """Takes the next ids."""
         assert not self._finished, "push after finish"
-        if self._gate is not None:
-            assert text is not None, "with stops, push takes the text that the engine showed"
-            self._gate.show(text)
         for id in ids:
             if id < FIRST_SPECIAL:
-                bytes = self._token_bytes(id)
-                decoded = self._decoder.decode(bytes)
-                if self._gate is not None:
-                    self._gate.add(bytes, decoded)
-                elif decoded:
+                decoded = self._decoder.decode(self._token_bytes(id))
+                if decoded:
                     self._write(decoded)
             elif id in _STRUCTURE:
-                self._mark(id)
+                rest = self._decoder.decode(b"", final=True)
+                if rest:
+                    self._write(rest)
+                self._read(id)
             else:
                 self.problems["a special token that means nothing here"] += 1
-        if self._gate is not None:
-            self._drain()
         return self._taken()
 
-    def finish(self, text: str = "") -> list[Piece]:
-        """The output is over: closes what is open. `text`: as for `push`."""
+    def finish(self) -> list[Piece]:
+        """The output is over: closes what is open."""
         if self._finished:
             return []
         self._finished = True
         rest = self._decoder.decode(b"", final=True)
-        if self._gate is not None:
-            self._gate.show(text)
-            self._gate.end(rest)
-            self._drain()
-        elif rest:
+        if rest:
             self._write(rest)
         if self._state != "header" or self._name:
             self.cut = self._state
@@ -153,24 +144,6 @@ class ChatOutputParser:
         else:
             self.unfinished = self._name
         return self._taken()
-
-    def _mark(self, id: int) -> None:
-        rest = self._decoder.decode(b"", final=True)
-        if self._gate is not None:
-            self._gate.mark(id, rest)
-            return
-        if rest:
-            self._write(rest)
-        self._read(id)
-
-    def _drain(self) -> None:
-        if self._gate is None:
-            return
-        for item in self._gate.take():
-            if isinstance(item, str):
-                self._write(item)
-            else:
-                self._read(item)
 
     def _taken(self) -> list[Piece]:
         pieces = self._pieces
@@ -268,53 +241,6 @@ class ChatOutputParser:
             complete = self._call.is_complete
             self._pieces.append(Piece("tool_end", index=self._counts["call"], complete=complete))
             self._counts["call"] += 1
-
-
-class _Gate:
-    """Lets text and markers through as far as the engine has shown the text.
-
-    Places are counted in characters of the engine's text, which knows no blocks: it is decoded here
-    a second time, as there, because broken UTF-8 at the end of a block counts differently.
-    """
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._waiting: deque[tuple[str | int, int, int]] = deque()
-        self._place = 0
-        self._shown = 0
-
-    def show(self, text: str) -> None:
-        self._shown += len(text)
-
-    def add(self, bytes: bytes, decoded: str) -> None:
-        self._put(decoded, len(self._decoder.decode(bytes)))
-
-    def mark(self, id: int, rest: str) -> None:
-        self._put(rest, 0)
-        self._waiting.append((id, self._place, self._place))
-
-    def end(self, rest: str) -> None:
-        self._put(rest, len(self._decoder.decode(b"", final=True)))
-
-    def _put(self, text: str, length: int) -> None:
-        start, self._place = self._place, self._place + length
-        if text:
-            self._waiting.append((text, start, self._place))
-
-    def take(self) -> list[str | int]:
-        """What may be used now."""
-        taken: list[str | int] = []
-        while self._waiting:
-            item, start, end = self._waiting[0]
-            if end <= self._shown:
-                taken.append(item)
-                self._waiting.popleft()
-                continue
-            if isinstance(item, str) and start < self._shown:
-                taken.append(item[: self._shown - start])
-                self._waiting[0] = (item[self._shown - start :], self._shown, end)
-            break
-        return taken
 
 
 def merged(pieces: Iterable[Piece]) -> list[Piece]:

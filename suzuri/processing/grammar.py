@@ -162,6 +162,11 @@ class GrammarCompiler:
                 self._cache.popitem(last=False)
             return future
 
+    def knows(self, spec: GrammarSpec) -> bool:
+        """Whether `submit` would start nothing."""
+        with self._lock:
+            return spec in self._cache
+
     def compile(self, spec: GrammarSpec, seconds: float = COMPILE_SECONDS) -> Grammar:
         """`submit` and wait. ValueError as there, and for a spec that takes longer than `seconds`;
         TimeoutError if others were before it for so long."""

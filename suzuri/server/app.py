@@ -1,8 +1,7 @@
 """The routes: each reads its request, and hands it to the file that answers it."""
 
-import json
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -15,11 +14,13 @@ from suzuri import __version__
 from suzuri.engine.sampling_params import MAX_LOGPROBS
 from suzuri.model.config import NUM_IDS
 from suzuri.processing.chat import DEFAULT_EFFORT, EFFORTS
+from suzuri.server.bodies import read_object
 from suzuri.server.chat import chat_chunks, start_chat, whole_chat
 from suzuri.server.completions import completion_chunks, start_completion, whole_completion
 from suzuri.server.errors import ApiError, invalid
-from suzuri.server.limits import Limits
+from suzuri.server.limits import Limits, release_body
 from suzuri.server.logprobs import token_name
+from suzuri.server.openapi import request_body
 from suzuri.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -34,6 +35,8 @@ from suzuri.server.text_messages import Encode, Render, render
 Body = TypeVar("Body", bound=BaseModel)
 CLIENT_GONE = 499
 """What nobody reads."""
+BODIES = 8
+"""All bodies together may be so many times as large as one."""
 
 
 def create_app(
@@ -46,24 +49,22 @@ def create_app(
     """The ASGI application of one service; the limits are those of limits.py."""
     app = FastAPI(title="Suzuri", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
-    app.add_middleware(Limits, keys=keys, max_body=max_body, body_seconds=body_seconds)
+    app.add_middleware(
+        Limits,
+        keys=keys,
+        max_body=max_body,
+        max_bodies=BODIES * max_body,
+        body_seconds=body_seconds,
+    )
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientGone, _client_gone)
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(500, _fault)
     for path, method, answer, body in _ROUTES:
-        extra = None if body is None else {"requestBody": _request_body(body)}
+        extra = None if body is None else {"requestBody": request_body(body, service.names)}
         app.add_api_route(path, answer, methods=[method], openapi_extra=extra)
     return app
-
-
-def _request_body(body: type[BaseModel]) -> dict[str, Any]:
-    schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    if body in (ChatRequest, CompletionRequest):
-        schema["properties"]["stream_options"] = {"type": ["object", "null"]}
-    return {"required": True, "content": {"application/json": {"schema": schema}}}
 
 
 def _service(request: Request) -> Service:
@@ -74,35 +75,15 @@ def _json(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-# Bodies
-
-
 async def _read(request: Request, kind: type[Body]) -> Body:
-    """The body as a `kind`. Raises ApiError 400, 408, 413 or 415."""
-    content_type = request.headers.get("content-type", "application/json")
-    if content_type.split(";")[0].strip().lower() != "application/json":
-        raise ApiError(
-            415, f"Content-Type is {content_type!r}; send JSON and Content-Type: application/json"
-        )
-    data = await request.body()
-    try:
-        value = json.loads(data.decode(), parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        raise invalid(f"the body is not UTF-8 (byte {error.start})") from error
-    except RecursionError as error:
-        raise invalid("the body is nested too deep") from error
-    except ValueError as error:
-        raise invalid(f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise invalid("the body must be a JSON object")
+    """The body as a `kind`. Raises ApiError."""
+    value = await read_object(request)
     try:
         return kind.model_validate(value)
     except ValidationError as error:
         raise first_fault(error, set(kind.model_fields)) from error
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    except RecursionError as error:
+        raise invalid("the body is nested too deep") from error
 
 
 # Routes
@@ -111,6 +92,7 @@ def _refuse_constant(name: str) -> NoReturn:
 async def _chat(request: Request) -> Response:
     body = await _read(request, ChatRequest)
     work = await watched(request, start_chat(_service(request), body))
+    release_body(request)
     if body.stream:
         return EventStream(work, chat_chunks(work, body))
     return await _whole(request, work, lambda: whole_chat(work, body))
@@ -119,6 +101,7 @@ async def _chat(request: Request) -> Response:
 async def _completion(request: Request) -> Response:
     body = await _read(request, CompletionRequest)
     work = await watched(request, start_completion(_service(request), body))
+    release_body(request)
     if body.stream:
         return EventStream(work, completion_chunks(work, body))
     return await _whole(request, work, lambda: whole_completion(work, body))
@@ -260,9 +243,10 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return ApiError(
-        error.status_code, f"{request.method} {request.url.path}: {error.detail}"
-    ).response()
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    response = ApiError(error.status_code, message).response()
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

@@ -6,19 +6,21 @@ streamed turn and a whole one are made of the same pieces.
 
 import contextlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 
-from suzuri.engine.messages import Event, Logprobs
+from suzuri.engine.chat_stops import StoppedTurn
+from suzuri.engine.messages import ChatStops, Event
 from suzuri.engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from suzuri.model.config import FIRST_SPECIAL
 from suzuri.processing.chat import DEFAULT_EFFORT
 from suzuri.processing.chat_output import ChatOutputParser, Piece, collect
 from suzuri.processing.grammar_request import GrammarSpec, chat_grammar
 from suzuri.processing.tokenizer import CONTENT_INVOKE_TOOL_JSON, CONTENT_INVOKE_TOOL_TEXT
 from suzuri.server.errors import invalid
-from suzuri.server.logprobs import chat_entry, prompt_entries
+from suzuri.server.logprobs import PromptFirst, chat_entry, prompt_entries
 from suzuri.server.schema import ChatRequest
 from suzuri.server.service import Service, Work, bound, sampling
 from suzuri.server.streaming import DONE, event_frame
@@ -37,7 +39,7 @@ async def start_chat(service: Service, body: ChatRequest) -> Work:
     work = service.admit("chatcmpl", body.choices)
     with contextlib.ExitStack() as undo:
         undo.callback(work.close)
-        prompts = await service.ask(
+        prompts = await work.ask(
             render(
                 body.messages,
                 body.tools,
@@ -53,7 +55,9 @@ async def start_chat(service: Service, body: ChatRequest) -> Work:
             salt=body.cache_salt,
             wants_prompt=bool(body.return_token_ids) or body.prompt_logprobs is not None,
             grammar=grammar,
+            chat_stops=ChatStops(body.may_call) if params.stop_strings else None,
         )
+        body.messages, prompts = [], None  # a long answer must not hold them
         await work.accepted()
         undo.pop_all()
     return work
@@ -74,16 +78,9 @@ def _params(body: ChatRequest) -> SamplingParams:
     if body.tools and body.tool_choice == "none":
         never = {CONTENT_INVOKE_TOOL_JSON: NEVER, CONTENT_INVOKE_TOOL_TEXT: NEVER}
         fields["logit_bias"] = {**fields.get("logit_bias", {}), **never}
-    # Markers are read from the ids; text is needed for what may end within a token alone.
+    # The text is read from the ids, here as in the engine.
     fields.pop("skip_special_tokens", None)
-    checked = sampling({**fields, "max_tokens": most})
-    if _may_stop(checked):
-        return checked
-    return sampling({**fields, "max_tokens": most, "detokenize": False})
-
-
-def _may_stop(params: SamplingParams) -> bool:
-    return bool(params.stop_strings or params.stop_token_ids)
+    return sampling({**fields, "max_tokens": most, "detokenize": bool(fields.get("stop"))})
 
 
 def _grammar(body: ChatRequest) -> GrammarSpec | None:
@@ -106,28 +103,34 @@ class Choice:
     ended.
     """
 
-    def __init__(self, service: Service, index: int, *, tools: bool, stops: bool) -> None:
+    def __init__(
+        self, service: Service, index: int, params: SamplingParams, *, tools: bool
+    ) -> None:
         self.index = index
         self.finish: str | None = None
         self.stop_reason: int | str | None = None
         self.num_tokens = self.num_reasoning = self.num_calls = 0
-        self._tools, self._stops = tools, stops
+        self._tools, self._shows_stop = tools, params.include_stop_str_in_output
         token_bytes = service.texts.token_bytes.__getitem__
-        self._parser = ChatOutputParser(token_bytes, tools=tools, stops=stops)
+        self._parser = (
+            StoppedTurn(params, token_bytes, tools=tools)
+            if params.stop_strings
+            else ChatOutputParser(token_bytes, tools=tools)
+        )
 
     def push(self, event: Event) -> list[Piece]:
         pieces: list[Piece] = []
-        text = event.text if self._stops else None
         token, finish = event.token, event.finish
         if token is not None:
             self.num_tokens += 1
-            pieces = self._parser.push((token,), text)
+            if finish is None or self._has_text(event):
+                pieces = self._parser.push((token,))
             for piece in pieces:
                 if piece.kind == "reasoning":
                     self.num_reasoning += 1
                     break
         if finish is not None:
-            pieces += self._parser.finish("" if token is not None else event.text)
+            pieces += self._parser.finish()
             self.stop_reason = event.stop
         if self._tools:
             for piece in pieces:
@@ -136,18 +139,11 @@ class Choice:
             self.finish = "tool_calls" if finish == "stop" and self.num_calls else finish
         return pieces
 
-
-def _choices(work: Work, body: ChatRequest) -> list[Choice]:
-    stops = bool(body.stop or body.stop_token_ids)
-    return [
-        Choice(
-            work.service,
-            index,
-            tools=bool(body.tools) and body.tool_choice != "none",
-            stops=stops,
-        )
-        for index in range(body.choices)
-    ]
+    def _has_text(self, event: Event) -> bool:
+        """Whether the last token is to be read: a stop id's text is not shown."""
+        token = event.token
+        is_stop_id = event.finish == "stop" and type(event.stop) is int and event.stop == token
+        return not is_stop_id or self._shows_stop or (token or 0) >= FIRST_SPECIAL
 
 
 Part = tuple[Choice, Event, list[Piece], bool]
@@ -158,7 +154,12 @@ class Turn:
     """All choices of a request; `parts` takes what came for them, until `is_over`."""
 
     def __init__(self, work: Work, body: ChatRequest) -> None:
-        self.choices = _choices(work, body)
+        params = _params(body)
+        self.choices = [
+            Choice(work.service, index, params, tools=body.may_call)
+            for index in range(body.choices)
+        ]
+        self.prompt = PromptFirst(wanted=body.prompt_logprobs is not None)
         self.cached = 0
         self._left = len(self.choices)
 
@@ -168,7 +169,7 @@ class Turn:
 
     def parts(self, events: list[Event]) -> list[Part]:
         found: list[Part] = []
-        for event in events:
+        for event in self.prompt.through(0, events):
             choice = self.choices[event.index]
             pieces = choice.push(event)
             ends = choice.finish is not None
@@ -187,12 +188,10 @@ async def whole_chat(work: Work, body: ChatRequest) -> dict[str, Any]:
     pieces: list[list[Piece]] = [[] for _ in choices]
     ids: list[list[int]] = [[] for _ in choices]
     entries: list[list[dict[str, Any]]] = [[] for _ in choices]
-    prompt: list[Logprobs] = []
     while not turn.is_over:
         _, events = await work.next()
         for choice, event, new, _ in turn.parts(events):
             pieces[choice.index] += new
-            prompt = event.prompt_logprobs or prompt
             if event.token is not None:
                 ids[choice.index].append(event.token)
                 if event.logprobs is not None:
@@ -218,16 +217,20 @@ async def whole_chat(work: Work, body: ChatRequest) -> dict[str, Any]:
         ],
         "usage": _usage(work, turn),
     }
-    accepted = work.streams[0].accepted
-    assert accepted is not None
+    return response | _of_prompt(work, body, turn)
+
+
+def _of_prompt(work: Work, body: ChatRequest, turn: Turn) -> dict[str, Any]:
+    """What was asked about the prompt: fields of the response, or of a stream's first chunk."""
+    found: dict[str, Any] = {}
     if body.return_token_ids:
-        response["prompt_token_ids"] = accepted.prompt
+        found["prompt_token_ids"] = work.prompt(0)
     if body.prompt_logprobs is not None:
-        known = accepted.prompt or []
-        response["prompt_logprobs"] = prompt_entries(
-            work.service, known, prompt, body.prompt_logprobs
+        known = turn.prompt.of.get(0, [])
+        found["prompt_logprobs"] = prompt_entries(
+            work.service, work.prompt(0), known, body.prompt_logprobs
         )
-    return response
+    return found
 
 
 def _message(pieces: list[Piece]) -> dict[str, Any]:
@@ -263,7 +266,7 @@ def _usage(work: Work, turn: Turn) -> dict[str, Any]:
     }
 
 
-async def chat_chunks(work: Work, body: ChatRequest) -> AsyncIterator[bytes]:
+async def chat_chunks(work: Work, body: ChatRequest) -> AsyncGenerator[bytes]:
     """The response as server-sent events. Raises ApiError."""
     turn = Turn(work, body)
     head, before, after = event_frame(work, "chat.completion.chunk", usage=body.includes_usage)
@@ -284,8 +287,14 @@ async def chat_chunks(work: Work, body: ChatRequest) -> AsyncIterator[bytes]:
                     parts += (around[0], encode(pieces[0].text), around[1])
                     continue
             for item in _chunks(work, body, part, begins=index not in begun):
-                parts += (before, encode(item), after)
-            begun.add(index)
+                if not begun and (more := _of_prompt(work, body, turn)):
+                    first: dict[str, Any] = {**head, **more, "choices": [item]}
+                    if body.includes_usage:
+                        first["usage"] = None
+                    parts += (b"data: ", encode(first), b"\n\n")
+                else:
+                    parts += (before, encode(item), after)
+                begun.add(index)
         if parts:
             yield b"".join(parts)
     if body.includes_usage:
@@ -317,9 +326,6 @@ def _chunks(work: Work, body: ChatRequest, part: Part, *, begins: bool) -> list[
     if begins:
         first: dict[str, Any] = {"index": choice.index, "delta": {"role": "assistant"}}
         first |= {"logprobs": None, "finish_reason": None}
-        accepted = work.streams[0].accepted
-        if body.return_token_ids and accepted is not None:
-            first["prompt_token_ids"] = accepted.prompt
         items.append(first)
     if not deltas and len(details) + (details["logprobs"] is not None) > 1:
         deltas.append({})

@@ -1,16 +1,17 @@
 """Completions: texts or ids in, what the model writes after them out, whole or as it comes."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import msgspec
 
 from suzuri.engine.messages import Event, Logprobs
 from suzuri.engine.sampling_params import SamplingParams
+from suzuri.model.config import FIRST_SPECIAL
 from suzuri.processing.grammar_request import GrammarSpec, text_grammar
 from suzuri.server.errors import invalid
-from suzuri.server.logprobs import CompletionLogprobs, prompt_entries
+from suzuri.server.logprobs import CompletionLogprobs, PromptFirst, prompt_entries
 from suzuri.server.schema import MAX_CHOICES, CompletionRequest
 from suzuri.server.service import Service, Work, bound, sampling
 from suzuri.server.streaming import DONE, event_frame
@@ -30,7 +31,7 @@ async def start_completion(service: Service, body: CompletionRequest) -> Work:
     work = service.admit("cmpl", len(prompts) * body.choices)
     with contextlib.ExitStack() as undo:
         undo.callback(work.close)
-        ids = await _encoded(service, prompts)
+        ids = await _encoded(work, prompts)
         wants = bool(body.return_token_ids or body.echo) or body.prompt_logprobs is not None
         for prompt in ids:
             work.add(
@@ -41,6 +42,7 @@ async def start_completion(service: Service, body: CompletionRequest) -> Work:
                 wants_prompt=wants,
                 grammar=grammar,
             )
+        body.prompt, prompts, ids = "", [], []  # a long answer must not hold them
         await work.accepted()
         undo.pop_all()
     return work
@@ -81,23 +83,26 @@ def _prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
     return cast("list[str] | list[list[int]]", prompt)
 
 
-async def _encoded(service: Service, prompts: list[str] | list[list[int]]) -> list[list[int]]:
+async def _encoded(work: Work, prompts: list[str] | list[list[int]]) -> list[list[int]]:
     if isinstance(prompts[0], str):
-        return (await service.ask(Encode(cast("list[str]", prompts)))).ids
+        return (await work.ask(Encode(cast("list[str]", prompts)))).ids
     return cast("list[list[int]]", prompts)
 
 
 class Sample:
     """One sample of one prompt."""
 
-    def __init__(self, index: int, offset: int, service: Service) -> None:
+    def __init__(self, index: int, place: int, service: Service, *, skip: bool) -> None:
         self.index = index
+        self.place = place
+        """The number of its prompt."""
         self.texts: list[str] = []
         self.ids: list[int] = []
         self.logprobs: list[Logprobs | None] = []
         self.finish: str | None = None
         self.stop: int | str | None = None
-        self.names = CompletionLogprobs(service, offset)
+        self.has_begun = False
+        self.names = CompletionLogprobs(service, skip=skip)
 
     def push(self, event: Event) -> None:
         self.texts.append(event.text)
@@ -108,124 +113,150 @@ class Sample:
             self.finish, self.stop = event.finish, event.stop
 
 
-def _samples(work: Work, body: CompletionRequest) -> list[Sample]:
-    count = len(work.streams) * body.choices
-    return [Sample(index, 0, work.service) for index in range(count)]
+class Answers:
+    """All samples of a request, and what was asked about its prompts."""
+
+    def __init__(self, work: Work, body: CompletionRequest) -> None:
+        self._work, self._body = work, body
+        self._skip = body.skip_special_tokens is not False
+        self.samples = [
+            Sample(index, index // body.choices, work.service, skip=self._skip)
+            for index in range(len(work.streams) * body.choices)
+        ]
+        wanted = body.prompt_logprobs is not None or (bool(body.echo) and body.logprobs is not None)
+        self._prompt = PromptFirst(wanted=wanted)
+        self._cached = 0
+
+    def events(self, place: int, events: list[Event]) -> list[tuple[Sample, Event]]:
+        """What came for a prompt, with the samples that it is for."""
+        found: list[tuple[Sample, Event]] = []
+        for event in self._prompt.through(place, events):
+            self._cached += event.cached if event.index == 0 else 0
+            found.append((self.samples[place * self._body.choices + event.index], event))
+        return found
+
+    def of_prompt(self, sample: Sample) -> dict[str, Any]:
+        """What a choice shows of its prompt: fields of it, or of its first chunk in a stream.
+        "text" and "logprobs" are the beginning of the choice's own."""
+        work, body = self._work, self._body
+        ids, known = work.prompt(sample.place), self._prompt.of.get(sample.place, [])
+        fields: dict[str, Any] = {}
+        if body.echo:
+            fields["text"] = self._spelled(ids)
+            if body.logprobs is not None:
+                fields["logprobs"] = sample.names.entries(ids, [None, *known], body.logprobs)
+                sample.names.end_prompt()
+        if body.return_token_ids:
+            fields["prompt_token_ids"] = ids
+        if body.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_entries(
+                work.service, ids, known, body.prompt_logprobs
+            )
+        return fields
+
+    def _spelled(self, ids: list[int]) -> str:
+        table = self._work.service.texts.token_bytes
+        kept = [id for id in ids if id < FIRST_SPECIAL] if self._skip else ids
+        return b"".join(table[id] for id in kept).decode("utf-8", errors="replace")
+
+    def usage(self) -> dict[str, Any]:
+        work = self._work
+        is_empty = self._body.max_tokens == 0
+        written = 0 if is_empty else sum(len(sample.ids) for sample in self.samples)
+        return {
+            "prompt_tokens": work.num_prompt,
+            "completion_tokens": written,
+            "total_tokens": work.num_prompt + written,
+            "prompt_tokens_details": {"cached_tokens": self._cached},
+        }
 
 
 async def whole_completion(work: Work, body: CompletionRequest) -> dict[str, Any]:
     """The response object. Raises ApiError."""
-    samples = _samples(work, body)
-    cached = 0
-    prompts: dict[int, list[Logprobs]] = {}
+    answers = Answers(work, body)
     while not work.is_done:
-        place, events = await work.next()
-        for event in events:
-            samples[place * body.choices + event.index].push(event)
-            cached += event.cached if event.index == 0 else 0
-            if event.prompt_logprobs is not None:
-                prompts[place] = event.prompt_logprobs
+        for sample, event in answers.events(*await work.next()):
+            sample.push(event)
     return {
         "id": work.id,
         "object": "text_completion",
         "created": work.created,
         "model": work.model,
-        "choices": [_choice(work, body, sample, prompts) for sample in samples],
-        "usage": _usage(work, body, samples, cached),
+        "choices": [_choice(answers, body, sample) for sample in answers.samples],
+        "usage": answers.usage(),
     }
 
 
-def _choice(
-    work: Work, body: CompletionRequest, sample: Sample, prompts: dict[int, list[Logprobs]]
-) -> dict[str, Any]:
-    place = sample.index // body.choices
-    accepted = work.streams[place].accepted
-    assert accepted is not None
-    before = accepted.prompt or []
+def _choice(answers: Answers, body: CompletionRequest, sample: Sample) -> dict[str, Any]:
     ids, texts, found = sample.ids, sample.texts, sample.logprobs
     finish, stop = sample.finish, sample.stop
     if body.max_tokens == 0:
         ids, texts, found, finish, stop = [], [], [], "length", None
-    choice: dict[str, Any] = {"index": sample.index, "finish_reason": finish, "stop_reason": stop}
-    if body.return_token_ids:
-        choice["token_ids"], choice["prompt_token_ids"] = ids, before
-    if body.echo:
-        spelled = b"".join(work.service.texts.token_bytes[id] for id in before)
-        texts = [spelled.decode("utf-8", errors="replace"), *texts]
-        known: list[Logprobs | None] = [None, *prompts.get(place, [])]
-        ids, found = [*before, *ids], [*known, *found]
-    choice["text"] = "".join(texts)
-    choice["logprobs"] = None
+    choice: dict[str, Any] = {
+        "index": sample.index,
+        "text": "",
+        "logprobs": None,
+        "finish_reason": finish,
+        "stop_reason": stop,
+        **answers.of_prompt(sample),
+    }
+    choice["text"] += "".join(texts)
     if body.logprobs is not None:
-        choice["logprobs"] = sample.names.entries(ids, found, body.logprobs)
-    if body.prompt_logprobs is not None:
-        choice["prompt_logprobs"] = prompt_entries(
-            work.service, before, prompts.get(place, []), body.prompt_logprobs
-        )
+        own = sample.names.entries(ids, found, body.logprobs)
+        before = choice["logprobs"]
+        choice["logprobs"] = own if before is None else {k: before[k] + own[k] for k in own}
+    if body.return_token_ids:
+        choice["token_ids"] = ids
     return choice
 
 
-def _usage(
-    work: Work, body: CompletionRequest, samples: list[Sample], cached: int
-) -> dict[str, Any]:
-    written = 0 if body.max_tokens == 0 else sum(len(sample.ids) for sample in samples)
-    return {
-        "prompt_tokens": work.num_prompt,
-        "completion_tokens": written,
-        "total_tokens": work.num_prompt + written,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
-
-
-async def completion_chunks(work: Work, body: CompletionRequest) -> AsyncIterator[bytes]:
+async def completion_chunks(work: Work, body: CompletionRequest) -> AsyncGenerator[bytes]:
     """The response as server-sent events. Raises ApiError."""
-    samples = _samples(work, body)
+    answers = Answers(work, body)
     head, before, after = event_frame(work, "text_completion", usage=body.includes_usage)
     encode = msgspec.json.Encoder().encode
-    cached = 0
     while not work.is_done:
-        place, events = await work.next()
         parts: list[bytes] = []
-        for event in events:
-            sample = samples[place * body.choices + event.index]
-            begins = not sample.texts
+        for sample, event in answers.events(*await work.next()):
             sample.push(event)
-            cached += event.cached if event.index == 0 else 0
-            item = _chunk(work, body, sample, event, place if begins else None)
-            if item is not None:
+            for item in _items(answers, body, sample, event):
                 parts += (before, encode(item), after)
         if parts:
             yield b"".join(parts)
     if body.includes_usage:
-        last: dict[str, Any] = {**head, "choices": [], "usage": _usage(work, body, samples, cached)}
+        last: dict[str, Any] = {**head, "choices": [], "usage": answers.usage()}
         yield b"data: " + encode(last) + b"\n\n"
     yield DONE
 
 
-def _chunk(
-    work: Work, body: CompletionRequest, sample: Sample, event: Event, begins: int | None
-) -> dict[str, Any] | None:
-    """choices[0] of an event's chunk; None when it has nothing to show."""
-    empty = body.max_tokens == 0
-    shows = event.token is not None and not empty
+def _items(
+    answers: Answers, body: CompletionRequest, sample: Sample, event: Event
+) -> list[dict[str, Any]]:
+    """choices[0] of an event's chunks; none when it has nothing to show."""
+    items: list[dict[str, Any]] = []
+    if not sample.has_begun:
+        sample.has_begun = True
+        if of_prompt := answers.of_prompt(sample):
+            plain = {"index": sample.index, "text": "", "logprobs": None, "finish_reason": None}
+            items.append(plain | of_prompt)
+    is_empty = body.max_tokens == 0
+    shows = event.token is not None and not is_empty
     wanted = shows and (body.logprobs is not None or bool(body.return_token_ids))
-    if not (event.text or event.finish or wanted):
-        return None
+    if not ((event.text and not is_empty) or event.finish or wanted):
+        return items
     item: dict[str, Any] = {
         "index": sample.index,
-        "text": "" if empty else event.text,
+        "text": "" if is_empty else event.text,
         "logprobs": None,
-        "finish_reason": "length" if empty and event.finish else event.finish,
+        "finish_reason": "length" if is_empty and event.finish else event.finish,
     }
     if event.finish is not None:
-        item["stop_reason"] = None if empty else event.stop
+        item["stop_reason"] = None if is_empty else event.stop
     if shows and event.token is not None:
         if body.logprobs is not None:
             found = [event.logprobs]
             item["logprobs"] = sample.names.entries([event.token], found, body.logprobs)
         if body.return_token_ids:
             item["token_ids"] = [event.token]
-    accepted = None if begins is None else work.streams[begins].accepted
-    if body.return_token_ids and accepted is not None:
-        item["prompt_token_ids"] = accepted.prompt
-    return item
+    items.append(item)
+    return items

@@ -9,6 +9,9 @@ from suzuri.engine.client import EngineUnavailable, RequestRefused
 from suzuri.server.text_client import TextRefused, TextUnavailable
 
 RETRY_SECONDS = 2
+LONGEST = 2000
+"""Characters of a message."""
+LONGEST_PARAM = 100
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -18,6 +21,7 @@ TYPES = {
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     500: "server_error",
     503: "unavailable_error",
     504: "timeout_error",
@@ -39,14 +43,15 @@ class ApiError(Exception):
         retry: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.message, self.code = status, _sayable(message), code
+        self.param = None if param is None else _sayable(param, LONGEST_PARAM)
         self.retry = retry
 
     def body(self) -> bytes:
         """The JSON."""
         error = {
             "message": self.message,
-            "type": TYPES.get(self.status, "server_error"),
+            "type": TYPES.get(self.status, _other_type(self.status)),
             "param": self.param,
             "code": self.code,
         }
@@ -57,6 +62,17 @@ class ApiError(Exception):
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return Response(self.body(), self.status, headers, "application/json")
+
+
+def _sayable(text: str, most: int = LONGEST) -> str:
+    """Part of a request may be in a message: at any length, and with halves of surrogate pairs."""
+    if len(text) > most:
+        text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
+    return text.encode("utf-8", "replace").decode()
+
+
+def _other_type(status: int) -> str:
+    return "invalid_request_error" if status < 500 else "server_error"
 
 
 def unavailable(message: str) -> ApiError:

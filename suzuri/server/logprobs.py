@@ -1,9 +1,10 @@
 """Log-probs in the three shapes in which clients know them."""
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from suzuri.engine.messages import Logprobs
+from suzuri.engine.messages import Event, Logprobs
 from suzuri.model.config import FIRST_SPECIAL
 from suzuri.server.service import Service
 
@@ -35,23 +36,25 @@ def _real(value: float | None) -> float:
 
 
 class CompletionLogprobs:
-    """choices[].logprobs of a completion; `text_offset` counts in the text of the tokens before."""
+    """choices[].logprobs of a completion. `text_offset` is where a token begins in the text: of one
+    within a character, where that does. `skip`: tokens without text have none there."""
 
-    def __init__(self, service: Service, offset: int = 0) -> None:
-        self._service, self._offset = service, offset
+    def __init__(self, service: Service, *, skip: bool = True) -> None:
+        self._service, self._skip, self._offset = service, skip, 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def entries(
         self, ids: Sequence[int], found: Sequence[Logprobs | None], top: int
     ) -> dict[str, Any]:
         """Of the next tokens. None in `found`: nothing is known of that token."""
         service = self._service
-        tokens = [token_name(service, id) for id in ids]
         offsets: list[int] = []
-        for id, token in zip(ids, tokens, strict=True):
+        for id in ids:
             offsets.append(self._offset)
-            self._offset += 0 if id >= FIRST_SPECIAL else len(token)
+            if id < FIRST_SPECIAL or not self._skip:
+                self._offset += len(self._decoder.decode(service.texts.token_bytes[id]))
         return {
-            "tokens": tokens,
+            "tokens": [token_name(service, id) for id in ids],
             "token_logprobs": [None if one is None else _real(one.raw) for one in found],
             "top_logprobs": [
                 None if one is None else self._top(id, one, top)
@@ -59,6 +62,11 @@ class CompletionLogprobs:
             ],
             "text_offset": offsets,
         }
+
+    def end_prompt(self) -> None:
+        """The text of the prompt is over: a character does not go on in the answer."""
+        self._offset += len(self._decoder.decode(b"", final=True))
+        self._decoder.reset()
 
     def _top(self, id: int, found: Logprobs, top: int) -> dict[str, float]:
         service = self._service
@@ -89,3 +97,25 @@ def prompt_entries(
             }
         )
     return entries
+
+
+class PromptFirst:
+    """Log-probs of prompts come with the first token of sample 0; what other samples bring before
+    is held back, so that a stream can begin with them. `of`: by the number of the prompt."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self.of: dict[int, list[Logprobs]] = {}
+        self._wanted = wanted
+        self._held: dict[int, list[Event]] = {}
+
+    def through(self, place: int, events: list[Event]) -> list[Event]:
+        """What may be used now."""
+        if not self._wanted or place in self.of:
+            return events
+        held = [*self._held.pop(place, ()), *events]
+        for event in events:
+            if event.index == 0:
+                self.of[place] = event.prompt_logprobs or []
+                return held
+        self._held[place] = held
+        return []

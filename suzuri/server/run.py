@@ -8,10 +8,11 @@ ends at once.
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import uvicorn
 from rich.console import Console
@@ -23,11 +24,16 @@ from suzuri.engine.messages import Progress as Loaded
 from suzuri.log import get_logger
 from suzuri.server.app import create_app
 from suzuri.server.config import ServeConfig
+from suzuri.server.protocol import Connection
 from suzuri.server.service import Service
 from suzuri.server.text_client import Texts, TextUnavailable
 from suzuri.server.text_messages import Setup
 
 BACKLOG = 2048
+MOST_FILES = 65_536
+KEEP_ALIVE_SECONDS = 75
+"""Longer than clients keep a connection that they do not use (httpx: 5 s): one that is closed here
+while a request is on its way is an error there."""
 FLUSH_SECONDS = 1
 """After the drain, time for last words to reach their readers."""
 
@@ -37,15 +43,31 @@ log = get_logger(__name__)
 def run_serve(config: ServeConfig) -> int:
     """Serve until told to stop. Returns the exit code; raises ValueError or OSError, before weights
     are read where that can be known, for what cannot be served."""
+    _allow_connections()
     listener = _listener(config.host, config.port)
     with contextlib.closing(listener):
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-        return asyncio.run(_Server(config, listener).run())
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_serve(config, listener))
+
+
+async def _serve(config: ServeConfig, listener: socket.socket) -> int:
+    return await _Server(config, listener).run()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The loop that the measurements of docs/serve.md are of, where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol is given, as asyncio sends small answers at once only where it reads TCP.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -57,6 +79,21 @@ def _listener(host: str, port: int) -> socket.socket:
             "stop what does, or give another --port (0 takes a free one)"
         ) from error
     return listener
+
+
+def _connection(config: ServeConfig) -> type[Connection]:
+    # A stream that stalls is ended by EventStream first, which counts it.
+    reader_seconds = 1.5 * config.reader_seconds
+    fields = {"head_seconds": config.body_seconds, "reader_seconds": reader_seconds}
+    return type("Connection", (Connection,), fields)
+
+
+def _allow_connections() -> None:
+    """As many open files as this process may have: each client is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class _Uvicorn(uvicorn.Server):
@@ -106,8 +143,11 @@ class _Server:
                 log_config=None,
                 access_log=False,
                 lifespan="off",
+                http=_connection(config),
+                ws="none",
                 backlog=BACKLOG,
                 timeout_graceful_shutdown=FLUSH_SECONDS,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
             )
         )
         self._stop = asyncio.Event()
@@ -126,6 +166,9 @@ class _Server:
             if not start.done():
                 start.cancel()
                 await asyncio.gather(start, return_exceptions=True)
+                if not stop.done():
+                    http.result()
+                    raise OSError("the HTTP server ended by itself")
                 return 0
             start.result()
             ended = asyncio.create_task(self._engine.given_up.wait())

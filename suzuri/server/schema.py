@@ -5,14 +5,47 @@ listed there. Ranges are checked by SamplingParams, content by the renderer.
 """
 
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+)
 
 from suzuri.server.errors import ApiError, invalid
 
 MAX_CHOICES = 128
 """Most samples of one request, as OpenAI's."""
+MAX_PRIORITY = 10**6
+"""As the engine's."""
+LONGEST_NAME = 64
+MAX_PAIRS = 1024
+"""Most pairs of logit_bias and metadata."""
+
+
+class _FirstFault(FailFast):
+    """FailFast that can be part of a union: those are kept by hash."""
+
+    def __hash__(self) -> int:
+        return hash(_FirstFault)
+
+
+Item = TypeVar("Item")
+Listed = Annotated[list[Item], _FirstFault()]
+"""A list that is refused at its first wrong item, however many there are."""
+
+
+def _few(value: object) -> object:
+    if isinstance(value, dict) and len(cast("dict[object, object]", value)) > MAX_PAIRS:
+        raise ValueError(f"has more than {MAX_PAIRS} pairs")
+    return cast("object", value)
+
+
+_FEW = BeforeValidator(_few)
 
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "audio": ((), "this model writes text only"),
@@ -52,11 +85,11 @@ class Common(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Listed[str] | None = None
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], _FEW] | None = None
     user: str | None = None
 
     # Beyond OpenAI, as vLLM names them
@@ -64,7 +97,7 @@ class Common(BaseModel):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Listed[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -75,7 +108,7 @@ class Common(BaseModel):
     response_format: dict[str, Any] | None = None
     regex: str | None = None
     grammar: str | None = None
-    choice: list[str] | None = None
+    choice: Listed[str] | None = None
 
     def check(self) -> None:
         """Raises ApiError for what only several fields together, or their values, tell."""
@@ -86,6 +119,11 @@ class Common(BaseModel):
                 raise invalid(f"{name}: {why}; leave it out", name)
         if self.n is not None and not 1 <= self.n <= MAX_CHOICES:
             raise invalid(f"n = {self.n}: must be from 1 to {MAX_CHOICES}", "n")
+        if self.priority is not None and abs(self.priority) > MAX_PRIORITY:
+            raise invalid(
+                f"priority = {self.priority}: must be from -{MAX_PRIORITY} to {MAX_PRIORITY}",
+                "priority",
+            )
         if self.stream_options is not None:
             if not self.stream:
                 raise invalid("stream_options: only with stream = true", "stream_options")
@@ -94,8 +132,6 @@ class Common(BaseModel):
                     "stream_options.include_obfuscation: not supported; leave it out",
                     "stream_options",
                 )
-        if self.stream and self.prompt_logprobs is not None:
-            raise invalid("prompt_logprobs: not with stream = true", "prompt_logprobs")
 
     @property
     def includes_usage(self) -> bool:
@@ -124,7 +160,7 @@ class CompletionRequest(Common):
 
     unsupported = ("suffix", "service_tier", "store")
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Listed[str] | Listed[int] | Listed[Listed[int]]
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
@@ -136,8 +172,6 @@ class CompletionRequest(Common):
         super().check()
         if self.best_of is not None and self.best_of != self.choices:
             raise invalid(f"best_of = {self.best_of}: must be n, or be left out", "best_of")
-        if self.echo and self.stream:
-            raise invalid("echo: not with stream = true", "echo")
 
 
 class ChatRequest(Common):
@@ -148,15 +182,15 @@ class ChatRequest(Common):
         *("store", "verbosity", "web_search_options", "prompt_cache_retention", "moderation"),
     )
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Annotated[list[dict[str, Any]], _FirstFault(), Field(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Listed[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | float | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], _FEW] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     add_generation_prompt: bool | None = None
@@ -186,6 +220,11 @@ class ChatRequest(Common):
             )
 
     @property
+    def may_call(self) -> bool:
+        """Whether what looks like a call is one."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
     def most_tokens(self) -> int | None:
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
@@ -198,8 +237,8 @@ class TokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Listed[dict[str, Any]] | None = None
+    tools: Listed[dict[str, Any]] | None = None
     reasoning_effort: str | float | None = None
     add_generation_prompt: bool = True
     add_special_tokens: bool | None = None
@@ -211,7 +250,7 @@ class DetokenizeRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str | None = None
-    tokens: list[int]
+    tokens: Listed[int]
 
 
 def first_fault(error: ValidationError, fields: set[str]) -> ApiError:
@@ -220,13 +259,14 @@ def first_fault(error: ValidationError, fields: set[str]) -> ApiError:
     path = [str(step) for step in fault["loc"]]
     name = path[0] if path else None
     if fault["type"] == "extra_forbidden":
-        near = get_close_matches(path[-1], fields) if len(path) == 1 else []
+        is_short = len(path) == 1 and len(path[-1]) <= LONGEST_NAME
+        near = get_close_matches(path[-1], fields) if is_short else []
         meant = f"; did you mean {' or '.join(near)}?" if near else "; leave it out"
         return invalid(f"{'.'.join(path)}: there is no such parameter{meant}", name)
     if fault["type"] == "missing":
         return ApiError(400, f"{name}: is missing", param=name, code="missing_required_parameter")
     where = ".".join(step for step in path if not step.startswith(("list[", "dict[")))
-    return invalid(f"{where}: {fault['msg'][:1].lower()}{fault['msg'][1:]}", name)
+    return invalid(f"{where or 'a key'}: {fault['msg'][:1].lower()}{fault['msg'][1:]}", name)
 
 
 def _id(key: str) -> int:

@@ -4,11 +4,11 @@ import asyncio
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from suzuri.engine.client import Stream
-from suzuri.engine.messages import Event, MediaInput, Ready, Stats
+from suzuri.engine.messages import ChatStops, Event, MediaInput, Ready, Stats
 from suzuri.engine.sampling_params import MAX_N, SamplingParams
 from suzuri.processing.grammar_request import GrammarSpec
 from suzuri.server.errors import (
@@ -30,6 +30,7 @@ class EngineLike(Protocol):
     why_not_ready: str
     stats: Stats
     num_restarts: int
+    on_step: Callable[[Stats], None] | None
 
     def add(
         self,
@@ -42,6 +43,7 @@ class EngineLike(Protocol):
         salt: str | None = None,
         wants_prompt: bool = False,
         grammar: GrammarSpec | None = None,
+        chat_stops: ChatStops | None = None,
     ) -> Stream: ...
 
 
@@ -55,8 +57,8 @@ class TextsLike(Protocol):
 
 @dataclasses.dataclass(kw_only=True)
 class Service:
-    """`names`: of the model, the one in answers first. `most_pending`: samples let in at one time;
-    seconds as in ServeConfig."""
+    """`names`: of the model, the one in answers first. `most_pending`: samples let in at one time,
+    and texts that are encoded or rendered; seconds as in ServeConfig; `clock` for all of them."""
 
     engine: EngineLike
     texts: TextsLike
@@ -64,13 +66,17 @@ class Service:
     most_pending: int = 1088
     request_seconds: float = 3600.0
     reader_seconds: float = 60.0
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.names[0])
+        self.engine.on_step = self.metrics.step
         self.created = int(time.time())
         self.is_draining = False
         self.num_pending = 0
         """Samples of all requests that are let in."""
+        self._num_asked = 0
+        """Questions to the text processes."""
         self.works: set[Work] = set()
         self._names = set(self.names)
 
@@ -98,26 +104,29 @@ class Service:
         """Let a request of so many samples in. Raises ApiError 503 or, when too many wait, 429."""
         self.ready()
         if self.num_pending + samples > self.most_pending:
-            raise ApiError(
-                429,
-                f"{self.num_pending} answers run or wait, and at most {self.most_pending} may; "
-                "send the request again later",
-                code="queue_full",
-                retry=RETRY_SECONDS,
-            )
+            raise self._full(f"{self.num_pending} answers run or wait")
         work = Work(self, kind, samples)
         self.works.add(work)
         self.num_pending += samples
         return work
 
+    def _full(self, what: str) -> ApiError:
+        message = f"{what}, and at most {self.most_pending} may; send the request again later"
+        return ApiError(429, message, code="queue_full", retry=RETRY_SECONDS)
+
     async def ask(self, question: Encode | Render) -> Prompts:
         """Encode or render. Raises ApiError."""
+        if self._num_asked >= self.most_pending:
+            raise self._full(f"{self._num_asked} texts are being read")
+        self._num_asked += 1
         try:
             return await self.texts.ask(question)
         except FROM_PROCESSES as error:
             raise as_api_error(error) from error
         except UnicodeEncodeError as error:
             raise invalid("the text holds half of a surrogate pair; send valid Unicode") from error
+        finally:
+            self._num_asked -= 1
 
     def spelled(self, id: int) -> str:
         """The text of one id by itself; one that structures a turn has none and is named."""
@@ -133,13 +142,32 @@ class Work:
         self.created = int(time.time())
         self.model = service.names[0]
         self.streams: list[Stream] = []
-        self.told: asyncio.Event = asyncio.Event()
+        self._told: asyncio.Future[None] | None = None
+        self._end: Exception | None = None
         self._samples, self._ended = samples, 0
-        self._began = time.monotonic()
+        self._n = 1
+        self._began = service.clock()
         self._written: dict[int, _Written] = {}
         """By the number of the prompt and the sample."""
         self.is_open = True
-        self._feed: AsyncIterator[tuple[int, list[Event]]] | None = None
+        self._place = 0
+
+    async def ask(self, question: Encode | Render) -> Prompts:
+        """Encode or render. Raises ApiError, at once if the request is told to end."""
+        loop = asyncio.get_running_loop()
+        asked, self._told = loop.create_task(self.service.ask(question)), loop.create_future()
+        try:
+            await asyncio.wait({asked, self._told}, return_when=asyncio.FIRST_COMPLETED)
+            self._check_end()
+            return asked.result()
+        finally:
+            self._told = None
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+
+    def _check_end(self) -> None:
+        if self._end is not None:
+            raise as_api_error(self._end) from self._end
 
     def add(
         self,
@@ -151,10 +179,12 @@ class Work:
         salt: str | None = None,
         wants_prompt: bool = False,
         grammar: GrammarSpec | None = None,
+        chat_stops: ChatStops | None = None,
     ) -> None:
         """Send one prompt to the engine. Raises ApiError."""
         assert self.is_open
-        left = self.service.request_seconds - (time.monotonic() - self._began)
+        self._check_end()
+        left = self.service.request_seconds - (self.service.clock() - self._began)
         if left <= 0:
             raise self.timed_out()
         try:
@@ -167,6 +197,7 @@ class Work:
                 salt=salt,
                 wants_prompt=wants_prompt,
                 grammar=grammar,
+                chat_stops=chat_stops,
             )
         except FROM_PROCESSES as error:
             raise as_api_error(error) from error
@@ -175,6 +206,11 @@ class Work:
                 "a text holds half of a surrogate pair, or an integer has more than 64 bits"
             ) from error
         self.streams.append(stream)
+        self._n = params.n
+        metrics = self.service.metrics
+        metrics.choices.observe(params.n)
+        if params.max_tokens is not None:
+            metrics.most_tokens.observe(params.max_tokens)
 
     async def accepted(self) -> None:
         """Until the engine has taken every prompt. Raises ApiError."""
@@ -183,20 +219,28 @@ class Work:
             for stream in self.streams:
                 accepted = await stream.wait_accepted()
                 metrics.prompt_tokens.inc(accepted.num_prompt)
-                metrics.prefix_queries.inc(accepted.num_prompt)
                 metrics.prompt_sizes.observe(accepted.num_prompt)
         except FROM_PROCESSES as error:
             raise as_api_error(error) from error
-        metrics.choices.observe(self._samples)
 
     @property
     def num_prompt(self) -> int:
         return sum(s.accepted.num_prompt for s in self.streams if s.accepted is not None)
 
+    def prompt(self, place: int) -> list[int]:
+        """The ids of a prompt as the model reads them, if they were wanted."""
+        accepted = self.streams[place].accepted
+        return (accepted.prompt if accepted is not None else None) or []
+
     @property
     def is_done(self) -> bool:
         """Whether every sample has ended and been seen."""
         return self._ended == self._samples
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the reader has left too much unread."""
+        return any(stream.is_behind for stream in self.streams)
 
     async def next(self) -> tuple[int, list[Event]]:
         """The number of a prompt and what has come for it. Not after `is_done`.
@@ -204,23 +248,29 @@ class Work:
         Raises ApiError, also for a sample that ended by a fault or its deadline.
         """
         try:
-            if len(self.streams) == 1:
-                stream = self.streams[0]
-                if not stream.has_events:
-                    await stream.wait()
-                return 0, self._seen(0, stream.take())
-            if self._feed is None:
-                self._feed = _together(self.streams)
-            place, events = await anext(self._feed)
-            return place, self._seen(place, events)
+            place = 0
+            if len(self.streams) > 1:
+                place = await self._with_news()
+            stream = self.streams[place]
+            if not stream.has_events:
+                await stream.wait()
+            return place, self._seen(place, stream.take())
         except FROM_PROCESSES as error:
             raise as_api_error(error) from error
 
+    async def _with_news(self) -> int:
+        """The prompt that comes next among those that have news, each in turn."""
+        while True:
+            for _ in self.streams:
+                self._place = (self._place + 1) % len(self.streams)
+                if self.streams[self._place].has_news:
+                    return self._place
+            await Stream.wait_any(self.streams)
+
     def _seen(self, place: int, events: list[Event]) -> list[Event]:
-        metrics, now = self.service.metrics, time.monotonic()
-        place *= MAX_N
+        metrics, now = self.service.metrics, self.service.clock()
         for event in events:
-            key = place + event.index
+            key = place * MAX_N + event.index
             written = self._written.get(key)
             if written is None:
                 written = self._written[key] = _Written()
@@ -228,19 +278,46 @@ class Work:
                 if written.count:
                     metrics.between_tokens.observe(now - written.last)
                 else:
-                    metrics.first_token.observe(now - self._began)
-                    metrics.prefix_hits.inc(event.cached)
+                    self._seen_first(place, event, written, now)
                 written.last = now
                 written.count += 1
+                metrics.generated += 1
             if event.finish is not None:
                 self._ended += 1
-                metrics.finished(event.finish)
-                metrics.answer_sizes.observe(written.count)
+                self._finished(event.finish, written, now)
                 if event.finish == "deadline":
                     raise self.timed_out()
                 if event.finish == "error":
                     raise ApiError(500, event.error or "the engine failed on this request")
         return events
+
+    def _seen_first(self, place: int, event: Event, written: "_Written", now: float) -> None:
+        metrics, accepted = self.service.metrics, self.streams[place].accepted
+        assert accepted is not None
+        written.first = now
+        metrics.first_token.observe(now - self._began)
+        metrics.prefix_queries.inc(accepted.num_prompt)
+        metrics.prefix_hits.inc(event.cached)
+        if event.index == 0:
+            metrics.prompt_tokens_cached.inc(event.cached)
+        if event.waits is not None:
+            written.prefill = event.waits.prefill
+            metrics.queue.observe(event.waits.queue)
+            metrics.prefill.observe(event.waits.prefill)
+
+    def _finished(self, reason: str, written: "_Written", now: float) -> None:
+        metrics = self.service.metrics
+        written.is_over = True
+        metrics.finished(reason)
+        metrics.answer_sizes.observe(written.count)
+        metrics.whole.observe(now - self._began)
+        if not written.count:
+            return
+        decode = written.last - written.first
+        metrics.decode.observe(decode)
+        metrics.inference.observe(written.prefill + decode)
+        if written.count > 1:
+            metrics.per_token.observe(decode / (written.count - 1))
 
     def timed_out(self) -> ApiError:
         limit = self.service.request_seconds
@@ -251,16 +328,24 @@ class Work:
         if not self.is_open:
             return
         self.is_open = False
-        for stream in self.streams:
-            stream.close()
         self.service.num_pending -= self._samples
         self.service.works.discard(self)
-        written = sum(sample.count for sample in self._written.values())
-        self.service.metrics.generation_tokens.inc(written)
-        self.service.metrics.whole.observe(time.monotonic() - self._began)
+        now = self.service.clock()
+        for place, stream in enumerate(self.streams):
+            was_lost = stream.error is not None and self._end is None
+            stream.close()
+            if stream.accepted is None:
+                continue
+            for index in range(self._n):
+                written = self._written.get(place * MAX_N + index) or _Written()
+                if not written.is_over:
+                    self._finished("error" if was_lost else "abort", written, now)
 
     def tell(self, error: Exception) -> None:
         """End the request with an error, as at the end of a drain."""
+        self._end = error
+        if self._told is not None and not self._told.done():
+            self._told.set_result(None)
         for stream in self.streams:
             if stream.num_left:
                 stream.close()
@@ -268,34 +353,14 @@ class Work:
 
 
 class _Written:
-    """The tokens of one sample so far, and when the last one came."""
+    """The tokens of one sample so far, when the first and the last one came, and the seconds of
+    the engine before the first."""
 
-    __slots__ = ("count", "last")
+    __slots__ = ("count", "first", "is_over", "last", "prefill")
 
     def __init__(self) -> None:
-        self.count, self.last = 0, 0.0
-
-
-async def _together(streams: Sequence[Stream]) -> AsyncIterator[tuple[int, list[Event]]]:
-    """Events of several streams, as they come."""
-    waiting = {
-        asyncio.ensure_future(stream.next()): place
-        for place, stream in enumerate(streams)
-        if not stream.is_done
-    }
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                place = waiting.pop(task)
-                events = task.result()
-                if not streams[place].is_done:
-                    waiting[asyncio.ensure_future(streams[place].next())] = place
-                yield place, events
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        self.count, self.is_over = 0, False
+        self.first = self.last = self.prefill = 0.0
 
 
 def sampling(fields: dict[str, object]) -> SamplingParams:

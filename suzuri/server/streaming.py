@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from suzuri.server.errors import ApiError, unavailable
+from suzuri.server.errors import ApiError
 from suzuri.server.service import Work
 
 Result = TypeVar("Result")
@@ -61,32 +61,32 @@ class EventStream(Response):
     """Sends `chunks`, each whole server-sent events, then closes `work`.
 
     An ApiError from `chunks` becomes an event with OpenAI's error. A reader that takes nothing for
-    `reader_seconds` is cut off.
+    `reader_seconds`, or is too far behind what is written for it, is cut off.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, work: Work, chunks: AsyncIterator[bytes]) -> None:
+    def __init__(self, work: Work, chunks: AsyncGenerator[bytes]) -> None:
         super().__init__()
         self._work, self._chunks = work, chunks
         self._sending_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.ensure_future(self._send_all(send))
-        watchers = {
-            asyncio.ensure_future(_gone(receive)),
-            asyncio.ensure_future(self._stalled()),
-        }
+        gone = asyncio.ensure_future(_gone(receive))
+        stalled = asyncio.ensure_future(self._stalled())
+        metrics = self._work.service.metrics
         try:
-            await asyncio.wait({task, *watchers}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, gone, stalled}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                self._work.service.metrics.disconnects.inc()
+                metrics.disconnects.inc()
+                metrics.slow_readers.inc(not gone.done())
         finally:
             self._work.close()
-            task.cancel()
-            for watcher in watchers:
-                watcher.cancel()
-            await asyncio.gather(task, *watchers, return_exceptions=True)
+            for one in (task, gone, stalled):
+                one.cancel()
+            await asyncio.gather(task, gone, stalled, return_exceptions=True)
+            await self._chunks.aclose()
         if not task.cancelled():
             task.result()
 
@@ -104,12 +104,10 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _stalled(self) -> None:
-        """Ends when one chunk has not been taken for too long."""
+        """Ends when one chunk has not been taken for too long, or too many wait behind it."""
         limit, loop = self._work.service.reader_seconds, asyncio.get_running_loop()
-        while self._sending_since is None or loop.time() - self._sending_since < limit:
-            await asyncio.sleep(limit / 4)
-
-
-def shut_down() -> ApiError:
-    """What a client is told whose answer was not finished in time."""
-    return unavailable("the server is shutting down; the answer is not complete")
+        pause = min(limit / 4, 1.0)
+        while self._sending_since is None or not (
+            loop.time() - self._sending_since >= limit or self._work.is_behind
+        ):
+            await asyncio.sleep(pause)

@@ -26,6 +26,8 @@ from suzuri.server.text_messages import (
 )
 
 WORKER = "suzuri.server.text_worker"
+START_SECONDS = 120.0
+"""Of a process that takes the place of another."""
 
 log = get_logger(__name__)
 
@@ -115,7 +117,7 @@ class _TextProcess:
         except (OSError, EOFError, TimeoutError, msgspec.DecodeError) as error:
             why = f"took over {self._limit:g} s" if isinstance(error, TimeoutError) else "ended"
             log.warning("a text process %s; it is replaced", why)
-            with contextlib.suppress(OSError, EOFError):
+            with contextlib.suppress(OSError, EOFError, TimeoutError):
                 await self._replace()
             raise TextUnavailable(
                 f"the process that encodes and renders {why} over this request"
@@ -125,12 +127,14 @@ class _TextProcess:
         await self.close()
         await self.launch()
         if self._setup is not None:
-            await self._exchange(self._setup)
+            await asyncio.wait_for(self._exchange(self._setup), START_SECONDS)
 
     async def _exchange(self, question: Question) -> Answer:
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             raise EOFError
+        if process.returncode is not None or process.stdin.is_closing():
+            raise EOFError  # uvloop raises a RuntimeError for what is written to it
         process.stdin.write(framed(question))
         await process.stdin.drain()
         head = await process.stdout.readexactly(LENGTH_BYTES)

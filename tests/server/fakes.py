@@ -2,12 +2,24 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
+from suzuri.engine.chat_stops import ChatStopChecker
 from suzuri.engine.client import EngineUnavailable, Stream
-from suzuri.engine.messages import Accepted, Event, MediaInput, Ready, Stats
+from suzuri.engine.messages import (
+    Accepted,
+    Add,
+    ChatStops,
+    Event,
+    Logprobs,
+    MediaInput,
+    Ready,
+    Stats,
+    encode,
+)
 from suzuri.engine.sampling_params import SamplingParams
+from suzuri.engine.stopping import StopChecker
 from suzuri.model.config import NUM_IDS, preset
 from suzuri.processing.chat_blocks import to_blocks, tool_block
 from suzuri.processing.grammar_request import GrammarSpec
@@ -31,19 +43,30 @@ def ready() -> Ready:
 
 
 class FakeEngine:
-    """Writes `ids` for every sample of every request, `step` of them at a time."""
+    """Writes `ids` for every sample of every request, `step` of them at a time, up to what stops
+    them. `turns`: the ids of one request after the other, in place of `ids`."""
 
-    def __init__(self, ids: Sequence[int] = (), *, finish: str = "stop", step: int = 1) -> None:
+    def __init__(
+        self,
+        ids: Sequence[int] = (),
+        *,
+        finish: str = "stop",
+        step: int = 1,
+        turns: Iterable[Sequence[int]] = (),
+    ) -> None:
         self.ready: Ready | None = ready()
         self.why_not_ready = ""
         self.stats = Stats()
         self.num_restarts = 0
+        self.on_step: Callable[[Stats], None] | None = None
         self.ids, self.finish, self.step = list(ids), finish, step
+        self.turns = iter(turns)
         self.added: list[tuple[list[int], SamplingParams, dict[str, Any]]] = []
         self.aborted: list[int] = []
         self.streams: list[Stream] = []
         self.holds = False
         """Whether requests are accepted and then left without an answer."""
+        self.token_bytes = [bytes([id % 256]) for id in range(NUM_IDS)]
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(
@@ -57,37 +80,103 @@ class FakeEngine:
         salt: str | None = None,
         wants_prompt: bool = False,
         grammar: GrammarSpec | None = None,
+        chat_stops: ChatStops | None = None,
     ) -> Stream:
         if self.ready is None:
             raise EngineUnavailable(self.why_not_ready)
+        add = Add(
+            id=0,
+            prompt=list(prompt),
+            params=params,
+            media=list(media),
+            priority=priority,
+            deadline=deadline,
+            salt=salt,
+            grammar=grammar,
+            chat_stops=chat_stops,
+        )
+        encode(add)
         stream = Stream(len(self.added), params.n, self._abort)
         given: dict[str, Any] = {
             "media": media,
             "priority": priority,
             "deadline": deadline,
             "salt": salt,
+            "grammar": grammar,
+            "chat_stops": chat_stops,
         }
-        given["grammar"] = grammar
         self.added.append((list(prompt), params, given))
         self.streams.append(stream)
         stream.accept(Accepted(stream.id, len(prompt), list(prompt) if wants_prompt else None))
         if not self.holds:
-            task = asyncio.create_task(self._write(stream, params.n))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self.run(self._write(stream, list(prompt), params, chat_stops))
         return stream
+
+    def run(self, writing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(writing)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _abort(self, id: int) -> None:
         self.aborted.append(id)
 
-    async def _write(self, stream: Stream, n: int) -> None:
-        for place, id in enumerate(self.ids):
-            for index in range(n):
-                last = place + 1 == len(self.ids)
-                finish = self.finish if last else None
-                stream.push(Event(stream.id, index, id, "", finish))
+    async def _write(
+        self, stream: Stream, prompt: list[int], params: SamplingParams, chat: ChatStops | None
+    ) -> None:
+        ids = list(next(self.turns, self.ids))
+        events = [
+            self._events(stream.id, index, ids, prompt, params, chat) for index in range(params.n)
+        ]
+        # Sample 0 comes last: what is owed to its prompt must not be missed by the others.
+        for place in range(max(map(len, events))):
+            for own in reversed(events):
+                if place < len(own):
+                    stream.push(own[place])
             if place % self.step == 0:
                 await asyncio.sleep(0)
+
+    def _events(
+        self,
+        id: int,
+        index: int,
+        ids: list[int],
+        prompt: list[int],
+        params: SamplingParams,
+        chat: ChatStops | None,
+    ) -> list[Event]:
+        spell = self.token_bytes.__getitem__
+        most = params.max_tokens
+        checker = (
+            StopChecker(params, spell, eos_token_id=None, limit=most)
+            if chat is None
+            else ChatStopChecker(params, spell, tools=chat.tools, eos_token_id=None, limit=most)
+        )
+        events: list[Event] = []
+        for token in ids:
+            text, stop, _ = checker.push([token])
+            finish = None if stop is None else stop.reason
+            matched = None if stop is None else stop.matched
+            if stop is None and len(events) + 1 == len(ids):
+                finish, text = self.finish, text + checker.finish()
+            found = None if params.logprobs is None else logprobs(token, params.logprobs)
+            prompt_found: list[Logprobs] | None = None
+            if not events and index == 0 and params.prompt_logprobs is not None:
+                prompt_found = [logprobs(one, params.prompt_logprobs) for one in prompt[1:]]
+            events.append(
+                Event(
+                    *(id, index, token, text, finish, matched, found),
+                    prompt_logprobs=prompt_found,
+                )
+            )
+            if finish is not None:
+                break
+        return events or [Event(id, index, None, "", "abort")]
+
+
+def logprobs(token: int, top: int) -> Logprobs:
+    """Of a token that is the second most likely one."""
+    pairs = [(token + 1, -0.5), (token, -1.0 - token / 1000), (token + 2, -3.0)]
+    return Logprobs(pairs[1][1], None, tuple(pairs[:top]))
 
 
 class FakeTexts:

@@ -30,6 +30,8 @@ def main(folder: str) -> None:
     version = VERSION + (load.model == "other version")
     found = msgspec.structs.replace(ready(), version=version)
     reports.send_multipart([FROM_LOADING, encode(found)])
+    if load.model == "garbage":
+        reports.send_multipart([FROM_RUNNING, b"\xc1 nonsense"])
     busy = False
     while True:
         busy = busy or bool(requests.poll(0))

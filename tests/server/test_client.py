@@ -11,9 +11,15 @@ from typing import Any
 
 import pytest
 
-from suzuri.engine.client import EngineClient, EngineUnavailable, RequestRefused, Stream
+from suzuri.engine.client import (
+    UNREAD_EVENTS,
+    EngineClient,
+    EngineUnavailable,
+    RequestRefused,
+    Stream,
+)
 from suzuri.engine.config import EngineConfig
-from suzuri.engine.messages import VERSION, Load, Progress
+from suzuri.engine.messages import VERSION, Event, Load, Progress
 from suzuri.engine.sampling_params import SamplingParams
 
 CONFIG = EngineConfig(max_context=256, page_size=16, max_running=8)
@@ -124,5 +130,87 @@ def test_a_model_that_does_not_fit_is_refused_with_the_sum() -> None:
         assert time.monotonic() - began < 60
         assert client.num_restarts == 0
         await client.close()
+
+    run(scenario())
+
+
+def test_an_engine_that_has_just_died_is_unavailable() -> None:
+    """Between its death and the news of it, requests and aborts go nowhere, and raise nothing else;
+    aborts may come twice."""
+
+    async def scenario() -> None:
+        client = EngineClient(load(), worker="tests.server.stuck_worker")
+        await client.start()
+        streams = [client.add([5], SamplingParams(n=3)) for _ in range(3)]
+        client.kill()
+        time.sleep(0.5)
+        outcomes: list[Any] = []
+        for _ in range(20):
+            try:
+                outcomes.append(client.add([5], SamplingParams()))
+            except EngineUnavailable as error:
+                outcomes.append(error)
+        streams[0].close()
+        streams[0].close()
+        for stream in streams[1:]:
+            with pytest.raises(EngineUnavailable):
+                await stream.next()
+        for outcome in outcomes:
+            if isinstance(outcome, Stream):
+                with pytest.raises(EngineUnavailable):
+                    await outcome.next()
+                outcome.close()
+        streams[1].close()
+        assert client.num_pending == 0
+        await client.close()
+
+    run(scenario())
+
+
+def test_an_engine_that_speaks_nonsense_is_replaced() -> None:
+    async def scenario() -> None:
+        client = EngineClient(load(model="garbage"), worker="tests.server.stuck_worker")
+        await client.start()
+        while not client.num_restarts:
+            await asyncio.sleep(0.05)
+        assert "nobody understands" in client.why_not_ready
+        await client.close()
+        assert client.given_up.is_set()
+
+    run(scenario())
+
+
+def test_a_client_that_is_closed_while_its_engine_starts_leaves_nothing() -> None:
+    async def scenario() -> None:
+        client = EngineClient(load())
+        start = asyncio.create_task(client.start())
+        while client.pid is None:
+            await asyncio.sleep(0.01)
+        pid, folder = client.pid, sockets_of(client)
+        await asyncio.sleep(0.3)
+        await client.close()
+        with pytest.raises(ValueError, match=r"shutting down|loading"):
+            await start
+        assert not Path(f"/proc/{pid}").exists()
+        assert not folder.exists()
+        assert client.pid is None
+
+    run(scenario())
+
+
+def test_what_nobody_reads_ends_its_request() -> None:
+    """s11: events of one request are kept up to a number; the engine is told, the reader too."""
+
+    async def scenario() -> None:
+        aborted: list[int] = []
+        stream = Stream(7, 2, aborted.append)
+        event = Event(7, 0, 65, "A")
+        for _ in range(UNREAD_EVENTS + 1000):
+            stream.push(event)
+        assert aborted == [7]
+        assert stream.is_behind
+        assert len(await stream.next()) == UNREAD_EVENTS + 1
+        with pytest.raises(EngineUnavailable, match="not read as fast"):
+            await stream.next()
 
     run(scenario())

@@ -2,16 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from suzuri.engine.client import EngineUnavailable, RequestRefused
 from suzuri.engine.sampling_params import SamplingParams
-from suzuri.processing.chat_blocks import to_blocks
 from suzuri.processing.tokenizer import (
     CONTENT_INVOKE_TOOL_JSON,
     CONTENT_MODEL_END_SAMPLING,
@@ -20,19 +18,11 @@ from suzuri.processing.tokenizer import (
     END_MESSAGE,
     MESSAGE_MODEL,
 )
-from suzuri.server.app import create_app
 from suzuri.server.service import Service
 from suzuri.server.streaming import EventStream
 from suzuri.server.text_messages import Encode, Render
+from tests.server.asking import CHAT, COMPLETIONS, chat, events, ids, post, run
 from tests.server.fakes import FakeEngine, FakeTexts, service
-
-USER = [{"role": "user", "content": "hi"}]
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-
-
-def ids(text: str) -> list[int]:
-    return list(text.encode())
-
 
 THOUGHT = [CONTENT_THINKING, *ids("hm"), END_MESSAGE]
 CALL = [
@@ -42,36 +32,6 @@ CALL = [
 TEXT = [MESSAGE_MODEL, CONTENT_TEXT, *ids("añ🙂"), END_MESSAGE]
 TURN = [*THOUGHT, *TEXT, *CALL, *TEXT, CONTENT_MODEL_END_SAMPLING]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-
-
-def run(
-    made: Service, scenario: Callable[[httpx.AsyncClient], Coroutine[Any, Any, Any]], **limits: Any
-) -> Any:
-    """The result of a scenario against an application of `made`; nothing is held at its end."""
-
-    async def main() -> Any:
-        transport = httpx.ASGITransport(app=create_app(made, **limits), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            result = await scenario(client)
-        assert made.num_pending == 0
-        assert not made.works
-        return result
-
-    return asyncio.run(main())
-
-
-def post(made: Service, path: str, body: Any, **limits: Any) -> httpx.Response:
-    async def scenario(client: httpx.AsyncClient) -> httpx.Response:
-        if isinstance(body, bytes):
-            headers = {"content-type": "application/json"}
-            return await client.post(path, content=body, headers=headers)
-        return await client.post(path, json=body)
-
-    return run(made, scenario, **limits)
-
-
-def chat(**fields: Any) -> dict[str, Any]:
-    return {"messages": USER, **fields}
 
 
 # (path, body, words of the message, param)
@@ -94,7 +54,6 @@ BAD: list[tuple[str, Any, str, str | None]] = [
     (CHAT, chat(logprobs=True, top_logprobs=21), "from 0 to 20", "top_logprobs"),
     (CHAT, chat(top_logprobs=2), "logprobs = true", "top_logprobs"),
     (CHAT, chat(prompt_logprobs=21), "from 0 to 20", "prompt_logprobs"),
-    (CHAT, chat(prompt_logprobs=1, stream=True), "stream", "prompt_logprobs"),
     (CHAT, chat(logit_bias={"-1": 1}), "token id", "logit_bias"),
     (CHAT, chat(logit_bias={"abc": 1}), "token id", "logit_bias"),
     (CHAT, chat(logit_bias={"5": 1000}), "from -100 to 100", "logit_bias"),
@@ -138,7 +97,6 @@ BAD: list[tuple[str, Any, str, str | None]] = [
     (COMPLETIONS, {"prompt": []}, "empty", "prompt"),
     (COMPLETIONS, {"prompt": [1, "a"]}, "", "prompt"),
     (COMPLETIONS, {"prompt": "x", "tools": TOOLS}, "no such", "tools"),
-    (COMPLETIONS, {"prompt": "x", "echo": True, "stream": True}, "stream", "echo"),
     ("/tokenize", {}, "either", "prompt"),
     ("/detokenize", {"tokens": [-1]}, "no token id", "tokens"),
 ]
@@ -235,13 +193,6 @@ def whole(made: Service, body: dict[str, Any]) -> dict[str, Any]:
     response = post(made, CHAT, body)
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def events(text: str) -> list[dict[str, Any]]:
-    parts = text.split("\n\n")
-    assert parts.pop() == ""
-    assert parts.pop() == "data: [DONE]"
-    return [json.loads(part.removeprefix("data: ")) for part in parts]
 
 
 def joined(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -364,57 +315,6 @@ def test_parameters_reach_the_engine() -> None:
     assert engine.added[1][1].max_tokens is None
 
 
-def test_thirty_tool_turns_of_the_official_sdk_lose_nothing() -> None:
-    """The loop of an agent, streamed and whole turns in turn, with messages as the SDK has them."""
-    engine = FakeEngine()
-    made = service(engine)
-    assert isinstance(made.texts, FakeTexts)
-    http: Any = httpx.AsyncClient(transport=httpx.ASGITransport(app=create_app(made)))
-    messages: list[Any] = [{"role": "user", "content": "begin"}]
-
-    def turn(number: int) -> list[int]:
-        arguments = ids(f'{{"name":"f","args":{{"q":{number},"é":"\\""}}}}')
-        call = [MESSAGE_MODEL, *ids("f"), CONTENT_INVOKE_TOOL_JSON, *arguments, END_MESSAGE]
-        calls = call if number % 3 else call * 2
-        thought = [CONTENT_THINKING, *ids(f"thought {number}"), END_MESSAGE]
-        return [*thought, *calls, CONTENT_MODEL_END_SAMPLING]
-
-    async def scenario() -> None:
-        async with openai.AsyncOpenAI(api_key="x", base_url="http://x/v1", http_client=http) as sdk:
-            for number in range(30):
-                engine.ids = turn(number)
-                fields: Any = {"model": "fake", "messages": messages, "tools": TOOLS}
-                if number % 2:
-                    async with sdk.chat.completions.stream(**fields) as stream:
-                        answer = (await stream.get_final_completion()).choices[0]
-                else:
-                    answer = (await sdk.chat.completions.create(**fields)).choices[0]
-                assert answer.finish_reason == "tool_calls"
-                messages.append(answer.message.model_dump(exclude_none=True))
-                for call in answer.message.tool_calls or []:
-                    assert json.loads(call.function.arguments) == {"q": number, "é": '"'}
-                    result = {"role": "tool", "tool_call_id": call.id, "content": str(number)}
-                    messages.append(result)
-            engine.ids = [CONTENT_TEXT, *ids("done"), END_MESSAGE, CONTENT_MODEL_END_SAMPLING]
-            fields = {"model": "fake", "messages": messages, "tools": TOOLS}
-            last = await sdk.chat.completions.create(**fields)
-            assert last.choices[0].message.content == "done"
-            assert last.choices[0].finish_reason == "stop"
-
-    asyncio.run(scenario())
-    question = made.texts.asked[-1]
-    assert isinstance(question, Render)
-    seen = json.loads(question.messages)
-    assert len(seen) == 1 + 30 + 40
-    thoughts = [item["reasoning_content"] for item in seen if item["role"] == "assistant"]
-    assert thoughts == [f"thought {number}" for number in range(30)]
-    calls = [call["id"] for item in seen for call in item.get("tool_calls", [])]
-    assert calls == [item["tool_call_id"] for item in seen if item["role"] == "tool"]
-    assert len(set(calls)) == 40
-    # What the SDK sends back is what the renderer takes.
-    assert len(to_blocks(seen, None)) == 1 + 3 * 30 + 10 + 40
-
-
 # What goes wrong on the way
 
 
@@ -498,7 +398,7 @@ def test_a_reader_that_takes_nothing_is_cut_off() -> None:
         work.add([1], SamplingParams())
         sent: list[Any] = []
 
-        async def chunks() -> AsyncIterator[bytes]:
+        async def chunks() -> AsyncGenerator[bytes]:
             for _ in range(100):
                 yield b"data: {}"
 
@@ -525,6 +425,29 @@ def test_draining_refuses_the_new() -> None:
     response = post(made, CHAT, chat())
     assert response.status_code == 503
     assert "shutting down" in response.json()["error"]["message"]
+
+
+def test_a_drain_tells_those_whose_text_is_still_read() -> None:
+    """s05: they have no tokens yet, and nobody would give them any."""
+    engine = FakeEngine(TEXT)
+    made = service(engine)
+    assert isinstance(made.texts, FakeTexts)
+    made.texts.delay = 30.0
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        waiting = [
+            asyncio.create_task(client.post(CHAT, json=chat(stream=stream)))
+            for stream in (True, False)
+        ]
+        await asyncio.sleep(0.05)
+        for work in list(made.works):
+            work.tell(EngineUnavailable("the server is shutting down"))
+        for answer in await asyncio.gather(*waiting):
+            assert answer.status_code == 503
+            assert "shutting down" in answer.json()["error"]["message"]
+        assert not engine.added
+
+    run(made, scenario)
 
 
 def test_prompts_of_completions() -> None:

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -46,6 +47,55 @@ def test_what_cannot_be_served_is_refused_before_it_is_read(tmp_path: Path) -> N
     assert found.returncode == 2
     assert "the model does not fit: weights" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+def starting(log: Path) -> subprocess.Popen[bytes]:
+    with open(log, "w") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-m", "suzuri", "serve", "--port", "0"],
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            cwd=ROOT,
+        )
+
+
+def children_of(process: subprocess.Popen[bytes], count: int) -> list[int]:
+    """The processes that a server has started, once they are so many."""
+    deadline = time.monotonic() + 30
+    while process.poll() is None:
+        found = children(process.pid)
+        if len(found) >= count:
+            return found
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    raise AssertionError("the server has ended")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.7, 2.0])
+def test_a_signal_while_it_starts_ends_all(tmp_path: Path, seconds: float) -> None:
+    """s05: whatever has been started by then; exit code 0."""
+    process = starting(tmp_path / "log.txt")
+    inner = children_of(process, 2)
+    time.sleep(seconds)
+    inner = [*inner, *children(process.pid)]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in inner)
+    assert "Traceback" not in (tmp_path / "log.txt").read_text()
+
+
+def test_an_engine_that_is_killed_while_it_starts(tmp_path: Path) -> None:
+    """The server ends with words; it never served, so nothing is started again."""
+    process = starting(tmp_path / "log.txt")
+    engines: list[int] = []
+    while not engines:
+        inner = children_of(process, 2)
+        lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in inner}
+        engines = [pid for pid, line in lines.items() if b"engine.worker" in line]
+    os.kill(engines[0], signal.SIGKILL)
+    assert process.wait(10) == 2
+    assert "ended while loading (signal 9)" in (tmp_path / "log.txt").read_text()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in inner)
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
@@ -108,3 +158,30 @@ def test_a_drain_ends_every_stream(tmp_path: Path, seconds: str) -> None:
     assert (told == 0) == (seconds == "20")
     assert not any(Path(f"/proc/{pid}").exists() for pid in inner)
     assert "Traceback" not in log, log
+
+
+def test_the_model_alone_is_enough_and_no_key_is_told(tmp_path: Path) -> None:
+    """s08 s12: defaults go together and are printed; keys are in no log, metric or error."""
+    keys = tmp_path / "keys"
+    keys.write_text("first-secret\nsecond-secret\n")
+    log = tmp_path / "log.txt"
+    running = start(log, "tiny", "--api-key-file", str(keys))
+    with running.client() as client:
+        texts: list[str] = []
+        for key in ("first-secret", "second-secret", "wrong-secret", ""):
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            for path in ("/v1/models", "/metrics", "/openapi.json", "/get_model_info", "/nothing"):
+                answer = client.get(path, headers=headers)
+                knows = key in ("first-secret", "second-secret")
+                assert answer.status_code == (
+                    (404 if path == "/nothing" else 200) if knows else 401
+                )
+                texts.append(answer.text)
+        body = {"prompt": "x", "first-secret": 1}
+        texts.append(client.post("/v1/completions", json=body, headers=headers).text)
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(30) == 0
+    told = log.read_text()
+    assert "tokens of context" in told
+    assert "bfloat16 on cpu" in told
+    assert not any("secret" in text for text in [*texts, told])

@@ -1,0 +1,158 @@
+"""One connection: uvicorn's protocol, with bounds on what a client may leave half done.
+
+A head that is too large or not complete in time, a reader that takes nothing, requests sent ahead
+without end: all that comes before or after the application, which sees whole requests only.
+"""
+
+import asyncio
+import socket
+from asyncio.events import TimerHandle
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from suzuri.server.errors import ApiError
+
+MOST_HEAD = 65_536
+"""Bytes of a request line and its headers, give or take what is read at once."""
+MOST_AHEAD = 16
+"""Requests that wait on one connection for the answer to the one before."""
+
+
+class Connection(HttpToolsProtocol):
+    """`head_seconds`: so long may a head take, and a new connection be silent. `reader_seconds`:
+    so long may a reader take nothing of what waits for it."""
+
+    head_seconds: float = 60.0
+    reader_seconds: float = 60.0
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self._head_bytes = 0
+        self._in_head = True
+        """Between messages too."""
+        self._has_begun = False
+        """Whether a part of a head is there."""
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered."""
+        self._head_timer: TimerHandle | None = None
+        self._write_timer: TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        connection: socket.socket | None = transport.get_extra_info("socket")
+        if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._head_timer = self.loop.call_later(self.head_seconds, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timers()
+        super().connection_lost(exc)
+        # The one above tells the newest request alone, which may wait behind the one that runs.
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    # The head
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        was_in_head = self._in_head
+        try:
+            super().data_received(data)
+        except UnicodeDecodeError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
+        if not self._has_begun or self.transport.is_closing():
+            return
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_seconds, self._head_is_late)
+        self._head_bytes += len(data) if was_in_head else 0
+        if self._head_bytes > MOST_HEAD:
+            message = f"the head of the request is larger than {MOST_HEAD} bytes"
+            self._refuse(ApiError(431, message))
+
+    def on_message_begin(self) -> None:
+        self._in_head = self._has_begun = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = self._has_begun = False
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        super().on_headers_complete()
+        if self.pipeline:
+            # Read on, as only a reader sees that the client has gone.
+            self.flow.resume_reading()
+            if len(self.pipeline) > MOST_AHEAD:
+                self.transport.abort()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        super().on_message_complete()
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._running is not None and not self._running.response_complete:
+            self.transport.abort()  # a half request behind one that is being answered
+        elif not self.transport.is_closing():
+            self._refuse(ApiError(408, f"no whole head came in {self.head_seconds:g} s"))
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(ApiError(400, f"this is no HTTP request: {msg}"))
+
+    def _refuse(self, error: ApiError) -> None:
+        body = error.body()
+        head = [
+            STATUS_LINE[error.status],
+            b"content-type: application/json\r\n",
+            b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body),
+        ]
+        self.transport.write(b"".join([*head, body]))
+        self.transport.close()
+        self._stop_when_unread()
+
+    # The reader
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_when_unread()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None and not self.transport.is_closing():
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._stop_when_unread()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            self._stop_when_unread()
+
+    def _stop_when_unread(self) -> None:
+        """What is not taken in time is dropped."""
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.reader_seconds, self.transport.abort)
+
+    def _stop_timers(self) -> None:
+        for timer in (self._head_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        self._head_timer = self._write_timer = None

@@ -1,0 +1,355 @@
+"""Clients that send or read badly, over real sockets, with a scripted engine (s09 s11 a09)."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, ClassVar
+
+import pytest
+import uvicorn
+
+from suzuri.engine.client import UNREAD_EVENTS, Stream
+from suzuri.engine.messages import Event
+from suzuri.server.app import create_app
+from suzuri.server.protocol import MOST_AHEAD, MOST_HEAD, Connection
+from suzuri.server.service import Service
+from tests.server.asking import COMPLETIONS
+from tests.server.fakes import FakeEngine, service
+
+
+class Quick(Connection):
+    head_seconds = 0.3
+    reader_seconds = 1.0
+
+
+class Site:
+    """A server in this loop, and the ways to it."""
+
+    def __init__(self, server: uvicorn.Server, port: int) -> None:
+        self._server, self._port = server, port
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._server.server_state.connections)
+
+    async def open(
+        self, *, small: bool = False
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """`small`: hardly anything is buffered on the way to this client."""
+        connection = socket.socket()
+        if small:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(connection, ("127.0.0.1", self._port))
+        return await asyncio.open_connection(sock=connection, limit=2048 if small else 2**20)
+
+    async def send(self, *parts: bytes) -> bytes:
+        """What comes back until the server closes."""
+        reader, writer = await self.open()
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                writer.write(part)
+                await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            return await asyncio.wait_for(reader.read(), 5)
+        return b""
+
+    async def settled(self, connections: int = 0, seconds: float = 3.0) -> None:
+        end = time.monotonic() + seconds
+        while self.num_connections > connections:
+            assert time.monotonic() < end, f"{self.num_connections} connections are still open"
+            await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def site(made: Service, connection: type[Connection]) -> AsyncIterator[Site]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        create_app(made),
+        http=connection,
+        ws="none",
+        log_config=None,
+        lifespan="off",
+        timeout_keep_alive=1,
+    )
+    server = uvicorn.Server(config)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup([listener])
+    yield Site(server, listener.getsockname()[1])
+    await server.shutdown([listener])
+
+
+def serve(
+    scenario: Callable[[Site], Coroutine[Any, Any, None]],
+    made: Service | None = None,
+    connection: type[Connection] = Quick,
+) -> None:
+    made = made or service(FakeEngine([120], finish="length"))
+
+    async def main() -> None:
+        async with site(made, connection) as found:
+            await scenario(found)
+        assert made.num_pending == 0
+        assert not made.works
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def request(body: dict[str, Any], *, close: bool = True) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(data)}\r\n" + "Connection: close\r\n" * close
+    return head.encode() + b"\r\n" + data
+
+
+def error_of(answer: bytes) -> tuple[int, dict[str, Any]]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return int(head.split()[1]), error
+
+
+LINE = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [LINE, *[b"x-%d: y\r\n" % number for number in range(20_000)]],
+        [LINE + b"x: ", *[b"y" * 10_000] * 60],
+        [b"GET /", *[b"y" * 10_000] * 60],
+    ],
+)
+def test_heads_are_bounded(parts: list[bytes]) -> None:
+    """s09: a bomb of headers, one without end, a path without end."""
+
+    async def scenario(found: Site) -> None:
+        answer = await found.send(*parts)
+        if answer:  # what was still being sent may have cost the client its answer
+            assert error_of(answer)[0] in (431, 400)
+        await found.settled()
+
+    serve(scenario)
+
+
+def test_a_large_head_that_is_just_small_enough() -> None:
+    async def scenario(found: Site) -> None:
+        more = b"x: " + b"y" * (MOST_HEAD - 1000) + b"\r\nConnection: close\r\n\r\n"
+        assert b"200 OK" in await found.send(LINE, more)
+
+    serve(scenario)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_no_http_gets_an_error_object(sent: bytes) -> None:
+    """s09"""
+
+    async def scenario(found: Site) -> None:
+        status, error = error_of(await found.send(sent))
+        assert status in (400, 404)
+        assert error["type"] in ("invalid_request_error", "not_found_error")
+        await found.settled()
+
+    serve(scenario)
+
+
+def test_other_protocols_are_not_spoken() -> None:
+    """s12: a socket of another kind would be a way round the key."""
+
+    async def scenario(found: Site) -> None:
+        upgrade = (
+            b"Connection: Upgrade, close\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        )
+        answer = await found.send(LINE + upgrade + b"Sec-WebSocket-Key: YQ==\r\n\r\n")
+        assert b"101" not in answer.split(b"\r\n")[0]
+
+    serve(scenario)
+
+
+def test_silence_and_half_heads_end() -> None:
+    """s09: connections that are opened and left, at once or after an answer."""
+
+    async def scenario(found: Site) -> None:
+        sent: list[list[bytes]] = [[], [LINE], [LINE + b"Connection: keep-alive\r\n\r\n", LINE]]
+        for parts, whole in zip(sent, (0, 0, 1), strict=True):
+            answer = await found.send(*parts)
+            assert answer.count(b"200 OK") == whole
+            assert answer.count(b"HTTP/1.1 408") == 1
+        await found.settled()
+
+    serve(scenario)
+
+
+def test_small_answers_are_sent_at_once() -> None:
+    """Held back until the client has acknowledged the one before, a token would be 40 ms late."""
+
+    class Seen(Quick):
+        delays: ClassVar[list[bool]] = []
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            there = transport.get_extra_info("socket")
+            self.delays.append(not there.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    async def scenario(found: Site) -> None:
+        assert b"200 OK" in await found.send(LINE + b"Connection: close\r\n\r\n")
+
+    serve(scenario, connection=Seen)
+    assert Seen.delays == [False]
+
+
+def test_connections_are_kept_between_whole_requests() -> None:
+    async def scenario(found: Site) -> None:
+        reader, writer = await found.open()
+        for _ in range(3):
+            writer.write(request({"prompt": "x"}, close=False))
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            answer = json.loads(await reader.read(2000))
+            assert answer["choices"][0]["text"] == "x"
+            await asyncio.sleep(0.35)  # longer than a head may take
+        writer.close()
+
+    serve(scenario)
+
+
+class Endless(FakeEngine):
+    """Writes until it is told to stop; `batch` tokens at a time."""
+
+    def __init__(self, batch: int = 20) -> None:
+        super().__init__([])
+        self.holds = True
+        self.batch = batch
+        self.written = 0
+
+    def add(self, *args: Any, **fields: Any) -> Stream:
+        stream = super().add(*args, **fields)
+        self.run(self._write_on(stream))
+        return stream
+
+    async def _write_on(self, stream: Stream) -> None:
+        while stream.id not in self.aborted:
+            for _ in range(self.batch):
+                stream.push(Event(stream.id, 0, 65, "A" * 50))
+                self.written += 1
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize(("batch", "seconds"), [(20, 0.5), (2000, 60.0)])
+def test_a_stream_that_nobody_reads_is_cut_off(batch: int, seconds: float) -> None:
+    """s11: in time, and sooner when too much waits; another reader of the same server goes on."""
+    engine = Endless(batch)
+    made = service(engine, reader_seconds=seconds)
+
+    async def scenario(found: Site) -> None:
+        body = {"prompt": "x", "stream": True, "max_tokens": None}
+        _, stuck = await found.open(small=True)
+        stuck.write(request(body))
+        began = time.monotonic()
+        while not engine.aborted or made.num_pending:
+            assert time.monotonic() - began < 8
+            await asyncio.sleep(0.02)
+        assert engine.written < 3 * UNREAD_EVENTS
+        assert (
+            'slow_readers_total{model_name="fake"} 1.0'
+            in made.metrics.text(engine.stats, ready=True, restarts=0).decode()
+        )
+        reader, writer = await found.open()
+        writer.write(request(body))
+        await reader.readuntil(b"data: ")
+        await reader.readuntil(b"data: ")
+        writer.close()
+        await found.settled()
+
+    serve(scenario, made)
+
+
+def test_a_slow_reader_does_not_hold_up_others() -> None:
+    """s11: some read a little now and then, others all; each gets its own whole."""
+    engine = FakeEngine([65] * 3000, finish="length")
+
+    async def scenario(found: Site) -> None:
+        body = {"prompt": "x", "stream": True, "max_tokens": None}
+        slow = [await found.open(small=True) for _ in range(5)]
+        for _, writer in slow:
+            writer.write(request(body))
+        began = time.monotonic()
+        answer = await found.send(request(body))
+        assert answer.count(b'"text":"A"') == 3000
+        assert time.monotonic() - began < 5
+
+        async def read(reader: asyncio.StreamReader) -> bytes:
+            parts: list[bytes] = []
+            while part := await reader.read(50_000):
+                parts.append(part)
+                await asyncio.sleep(0.001)
+            return b"".join(parts)
+
+        for whole in await asyncio.gather(*(read(reader) for reader, _ in slow)):
+            assert whole.count(b'"text":"A"') == 3000
+
+    serve(scenario, service(engine), Connection)
+
+
+def test_whole_answers_that_nobody_reads_are_dropped() -> None:
+    """s11: the answer is small beside what many such clients would hold."""
+
+    async def scenario(found: Site) -> None:
+        clients = [await found.open(small=True) for _ in range(5)]
+        for _, writer in clients:
+            writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 12)
+        await asyncio.sleep(0.1)
+        assert found.num_connections == 5
+        await found.settled()
+
+    serve(scenario)
+
+
+def test_a_client_that_sends_ahead_and_leaves_frees_everything() -> None:
+    """s01 a09: with a second request behind the one that is being answered."""
+    engine = FakeEngine([])
+    engine.holds = True
+
+    async def scenario(found: Site) -> None:
+        for stream in (False, True):
+            _, writer = await found.open()
+            body = {"prompt": "x", "n": 3, "stream": stream}
+            writer.write(request(body, close=False) * 3)
+            while len(engine.added) < 1 + stream:
+                await asyncio.sleep(0.01)
+            writer.close()
+            await found.settled()
+            await asyncio.sleep(0.05)
+            assert engine.aborted == list(range(1 + stream))
+
+    serve(scenario, service(engine))
+
+
+def test_requests_sent_ahead_are_bounded() -> None:
+    engine = FakeEngine([])
+    engine.holds = True
+
+    async def scenario(found: Site) -> None:
+        await found.send(request({"prompt": "x"}, close=False) * (MOST_AHEAD + 20))
+        await found.settled()
+        await asyncio.sleep(0.05)
+        assert engine.aborted == list(range(len(engine.added)))
+        assert len(engine.added) < 2
+
+    serve(scenario, service(engine))
