@@ -19,13 +19,13 @@ AIMS = {
     "kernels": 9_000,
     "distributed": 1_000,
     "model": 7_000,
-    "processing": 1_300,
-    "engine": 5_000,
-    "training": 2_200,
-    "envs": 1_200,
+    "processing": 3_500,
+    "engine": 7_000,
+    "training": 3_000,
+    "envs": 5_000,
     "server": 4_000,
     "rl": 1_500,
-    "evals": 500,
+    "evals": 800,
     "tools": 7_500,
 }
 FILE_LINES = 500

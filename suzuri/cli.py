@@ -98,6 +98,17 @@ def generate(args: Sequence[str]) -> int:
     return run_generate(config)
 
 
+def chat(args: Sequence[str]) -> int:
+    """talk to a model in the terminal: a server's, or one in this process"""
+    from suzuri.config import parse
+    from suzuri.tools.chat.config import ChatConfig
+
+    config = parse(ChatConfig, prog="suzuri chat", args=args).resolve()
+    from suzuri.tools.chat.run import run_chat
+
+    return run_chat(config)
+
+
 def verify(args: Sequence[str]) -> int:
     """prove that serving changes no bit: every cache and batch against one forward"""
     from suzuri.config import parse
@@ -119,8 +130,43 @@ def bench(args: Sequence[str]) -> int:
     return run_bench(config)
 
 
+def evaluate(args: Sequence[str]) -> int:
+    """let a model answer tasks that it never trained on, and grade the answers"""
+    from suzuri.config import parse
+    from suzuri.evals.config import EvalConfig
+
+    config = parse(EvalConfig, prog="suzuri eval", args=args).resolve()
+    from suzuri.evals.run import run_eval
+
+    return run_eval(config)
+
+
+def sft(args: Sequence[str]) -> int:
+    """train a model on conversations or plain text, by a recipe or by flags; resumable"""
+    from suzuri.training.recipe import parse_sft
+
+    config = parse_sft(args).resolve()
+    from suzuri.engine.devices import device_named
+    from suzuri.training.sft import run_sft
+
+    device_named(config.device, f"--device {config.device}")
+    return run_sft(config)
+
+
+def plot(args: Sequence[str]) -> int:
+    """draw the metrics of runs as curves"""
+    from suzuri.config import parse
+    from suzuri.tools.plot_config import PlotConfig
+
+    config = parse(PlotConfig, prog="suzuri plot", args=args).resolve()
+    from suzuri.tools.plot import run_plot
+
+    return run_plot(config)
+
+
 COMMANDS: dict[str, Run] = {
     "serve": serve,
+    "chat": chat,
     "generate": generate,
     "plan": plan,
     "pull": pull,
@@ -130,6 +176,9 @@ COMMANDS: dict[str, Run] = {
     "trace": trace,
     "verify": verify,
     "bench": bench,
+    "eval": evaluate,
+    "sft": sft,
+    "plot": plot,
 }
 
 

@@ -12,6 +12,13 @@ import tyro
 Config = TypeVar("Config")
 
 
-def parse(kind: type[Config], *, prog: str, args: Sequence[str]) -> Config:
-    """Builds a `kind` from command-line words. Prints help or the error and exits (0 or 2)."""
+def parse(
+    kind: type[Config], *, prog: str, args: Sequence[str], default: Config | None = None
+) -> Config:
+    """Builds a `kind` from command-line words. Prints help or the error and exits (0 or 2).
+
+    Over a `default`, which may have a switch on, every switch can be set both ways.
+    """
+    if default is not None:
+        return tyro.cli(kind, prog=prog, args=args, default=default)
     return tyro.cli(kind, prog=prog, args=args, config=(tyro.conf.FlagCreatePairsOff,))

@@ -52,19 +52,22 @@ def _folder() -> str:
     return str(place / digest.hexdigest()[:16])
 
 
-def loop(function: F, *, fused: bool = False) -> F:
+def loop(function: F, *, fused: bool = False, reordered: bool = False) -> F:
     """Compiles `function` at its first call; it runs without holding the interpreter lock.
 
     With `fused` a product and the sum that it joins may be one instruction. That changes no bit
-    where the product is exact, as that of two fp32 numbers is in fp64: for such loops only.
+    where the product is exact, as that of two fp32 numbers is in fp64: for such loops only. With
+    `reordered` sums too are taken in the compiler's order: for gradients, whose bits need to be
+    equal from run to run only.
     """
     # Under a name of its own, or both forms of a function would share one file on disk.
-    name = f"{function.__name__}_fused" if fused else function.__name__
+    kind = "_reordered" if reordered else "_fused" if fused else ""
+    name = f"{function.__name__}{kind}"
     source = _kept_source(Path(function.__code__.co_filename))
     options: dict[str, Any] = {
         "nogil": True,
         "error_model": "numpy",
-        "fastmath": {"contract"} if fused else False,
+        "fastmath": {"contract", "reassoc"} if reordered else {"contract"} if fused else False,
     }
     copy, compile_it = _copied(function, name, source), numba_module.njit
     before, numba_config.CACHE_DIR = numba_config.CACHE_DIR, _folder()

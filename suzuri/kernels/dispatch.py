@@ -37,6 +37,11 @@ def force(backend: str) -> Generator[None]:
         _forced.pop()
 
 
+def is_forced() -> bool:
+    """Whether a backend is forced: then the reference's own autograd is what records a gradient."""
+    return bool(_forced)
+
+
 def use_reference(tensor: torch.Tensor) -> bool:
     """True when `tensor`'s op must run its reference: on CPU always, elsewhere when forced."""
     return tensor.device.type == "cpu" or "reference" in _forced[-1:]

@@ -103,8 +103,8 @@ class Decoder(nn.Module):
         Media features replace rows after the norm and are not normed themselves.
         """
         # Padding rows are no tokens: an id that points at one is refused like any beyond the table.
-        real_VD = self.embed.weight[: self.text.unpadded_vocab_size]
-        h_ND = self.embed_norm(embedding(batch.token_ids_N, real_VD))
+        real = self.text.unpadded_vocab_size
+        h_ND = self.embed_norm(embedding(batch.token_ids_N, self.embed.weight, num_rows=real))
         if batch.media_rows_M is not None and batch.media_features_MD is not None:
             features_MD = batch.media_features_MD.to(h_ND.dtype)
             if features_MD.shape[1] != h_ND.shape[1]:

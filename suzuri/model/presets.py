@@ -4,6 +4,8 @@
 
 from typing import Any
 
+from suzuri.model.nano_vocabulary import NANO_VOCABULARY
+
 CUT_VOCABULARY = [*range(940), *range(199998, 200058)]
 """A small text vocabulary and all the special tokens: 1000 ids."""
 
@@ -138,8 +140,51 @@ _TINY = {
     "kept_vocabulary": CUT_VOCABULARY,
 }
 
+# The small model that comes with the package (docs/nano.md): 12.9 million parameters, of which the
+# vision tower has 2.7 million and the draft depths 2.2. Few wide layers, since a step on a CPU
+# costs per layer; a global layer after every two local ones, so that two of six see everything. A
+# chat with a few tools is longer than the floor of the log scaling.
+_NANO = {
+    **_TOKENIZER,
+    "text_config": {
+        "model_max_length": 4096,
+        "torch_dtype": "bfloat16",
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "vocab_size": len(NANO_VOCABULARY),
+        "unpadded_vocab_size": len(NANO_VOCABULARY),
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "swa_num_attention_heads": 8,
+        "swa_num_key_value_heads": 4,
+        "swa_head_dim": 32,
+        "sliding_window_size": 128,
+        "local_layer_ids": [0, 1, 3, 4],
+        "d_rel": 8,
+        "rel_extent": 256,
+        "log_scaling_n_floor": 256,
+        "log_scaling_alpha": 0.1,
+        "rms_norm_eps": 1e-6,
+        "sconv_kernel_size": 4,
+        "dense_mlp_idx": 1,
+        "dense_intermediate_size": 512,
+        "intermediate_size": 64,
+        "n_routed_experts": 16,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 2,
+        "route_scale": 8.0,
+        "logits_mup_width_multiplier": 4.0,
+    },
+    "audio_config": _audio(256),
+    "vision_config": _vision(256, 2),
+    "mtp_config": {"num_nextn_predict_layers": 3, "local_layer_ids": [0, 2]},
+    "kept_vocabulary": NANO_VOCABULARY,
+}
+
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "inkling": _INKLING,
     "inkling-small": _INKLING_SMALL,
+    "inkling-nano": _NANO,
     "tiny": _TINY,
 }

@@ -1,14 +1,16 @@
 """Chat messages to the ids a model reads, rendered by tml-renderers.
 
-`ChatRenderer.render` first; chat_blocks.py checks the messages, media.py the pictures and clips.
-tml-renderers is imported when something is rendered, because it loads torch.
+`ChatRenderer.render` first, `render_for_training` for what a model learns; chat_blocks.py checks
+the messages, media.py the pictures and clips. tml-renderers is imported when something is
+rendered, because it loads torch.
 """
 
 import base64
 import dataclasses
 import io
 import wave
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from suzuri.model.config import ModelConfig
 from suzuri.processing.chat_blocks import Block, to_blocks, tool_block
@@ -37,6 +39,16 @@ class Rendered:
     """A prompt: tokenizer ids, with a slot id at each place that media fill."""
 
     token_ids: list[int]
+    media: tuple[PlacedMedia, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingExample:
+    """A conversation to learn from: tokenizer ids as in `Rendered`, and how much the loss of each
+    token counts (`weights[i]` belongs to token i itself, not to the one after it)."""
+
+    token_ids: list[int]
+    weights: list[float]
     media: tuple[PlacedMedia, ...] = ()
 
 
@@ -101,13 +113,58 @@ class ChatRenderer:
         token_ids, places = self._join(spans, [block for block in blocks if block.media])
         if add_generation_prompt:
             token_ids.append(MESSAGE_MODEL)
-        if max_tokens is not None and len(token_ids) > max_tokens:
-            inside = sum(count for _, _, count in places)
-            media = f", {inside} of them of pictures and clips" if inside else ""
-            raise ValueError(
-                f"the conversation has {len(token_ids)} tokens{media}; at most {max_tokens} fit"
-            )
+        _refuse_long(token_ids, places, max_tokens)
         return Rendered(token_ids=token_ids, media=tuple(self._placed(*place) for place in places))
+
+    def render_for_training(
+        self,
+        messages: object,
+        tools: object = None,
+        effort: str | float | None = None,
+        *,
+        max_tokens: int | None = None,
+    ) -> list[TrainingExample]:
+        """A conversation and the weights of its tokens: 1 for what the model says, headers and
+        ends included, else 0.
+
+        An assistant's message with "weight": 0 is not learned (1 changes nothing). What comes
+        after the last one that is learned is left out; without any the list is empty. What `render`
+        gives for the first messages, with the same tools and effort, is the beginning of the ids.
+        Raises as `render`, and for empty messages.
+        """
+        messages, turns = _take_weights(messages)
+        blocks = to_blocks(messages, self._reader)
+        for block in blocks:
+            if block.kind == "text" and block.role != "tool" and not block.text.strip():
+                raise ValueError(f"{block.where} is empty; there is nothing to learn from it")
+        learned = _is_learned(blocks, turns)
+        blocks = blocks[: max((i + 1 for i, one in enumerate(learned) if one), default=0)]
+        if not blocks:
+            return []
+        native = [
+            _unlearned(block) if block.role == "assistant" and not one else _native(block)
+            for block, one in zip(blocks, learned, strict=False)
+        ]
+        declared = tool_block(tools)
+        if declared is not None:
+            native.insert(0, _native(declared))
+        if effort is not None:
+            leading = next(i for i, block in enumerate(blocks) if block.role != "system")
+            native.insert(leading + (declared is not None), _effort(effort_level(effort)))
+        with_media = [block for block in blocks if block.media]
+        examples: list[TrainingExample] = []
+        for example in self._renderer.render_for_sft(native):
+            spans = example.input_token_spans
+            token_ids, places = self._join(spans, with_media)
+            _refuse_long(token_ids, places, max_tokens)
+            examples.append(
+                TrainingExample(
+                    token_ids=token_ids,
+                    weights=_spread(spans, example.per_token_loss_weight_unshifted, places),
+                    media=tuple(self._placed(*place) for place in places),
+                )
+            )
+        return examples
 
     def _join(
         self, spans: list[Any], with_media: list[Block]
@@ -140,6 +197,86 @@ class ChatRenderer:
             return self._reader.place(block.media, index, count)
         except MediaError as error:
             raise MediaError(f"{block.where}: {error}") from error
+
+
+def _refuse_long(
+    token_ids: Sequence[int], places: Sequence[tuple[Block, int, int]], max_tokens: int | None
+) -> None:
+    if max_tokens is not None and len(token_ids) > max_tokens:
+        inside = sum(count for _, _, count in places)
+        media = f", {inside} of them of pictures and clips" if inside else ""
+        raise ValueError(
+            f"the conversation has {len(token_ids)} tokens{media}; at most {max_tokens} fit"
+        )
+
+
+def _take_weights(messages: object) -> tuple[object, list[bool]]:
+    """The messages without the key "weight" of the assistant's, and in their order whether these
+    are learned. What is no message is left for others to refuse."""
+    if not isinstance(messages, list | tuple):
+        return messages, []
+    kept: list[object] = []
+    learned: list[bool] = []
+    for index, item in enumerate(cast("Sequence[object]", messages)):
+        message = dict(cast("Mapping[str, Any]", item)) if isinstance(item, Mapping) else {}
+        if message.get("role") != "assistant":
+            kept.append(cast("object", item))
+            continue
+        weight = message.pop("weight", None)
+        if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
+            raise ValueError(f"messages[{index}].weight = {weight!r}: must be 0 or 1")
+        learned.append(weight != 0)
+        kept.append(message)
+    return kept, learned
+
+
+def _is_learned(blocks: Sequence[Block], turns: Sequence[bool]) -> list[bool]:
+    """Of each block; `turns`: of each message of the assistant."""
+    found: list[bool] = []
+    turn = 0
+    for block in blocks:
+        found.append(block.role == "assistant" and turns[turn])
+        turn += block.kind == "end"
+    return found
+
+
+def _spread(
+    spans: Sequence[Any], weights: Sequence[float], places: Sequence[tuple[Block, int, int]]
+) -> list[float]:
+    """The weights with as many zeros for a picture or clip as it has tokens."""
+    from tml_renderers import chat
+
+    found: list[float] = []
+    counts = (count for _, _, count in places)
+    start = 0
+    for holder in spans:
+        span = holder.span
+        if isinstance(span, chat.ImageAssetPointerTokenSpan):
+            there = span.num_tokens
+        else:
+            there = len(span)
+        if isinstance(span, chat.EncodedTextTokenSpan):
+            found += weights[start : start + there]
+        else:
+            found += [0.0] * next(counts)
+        start += there
+    assert start == len(weights), "tml-renderers gives a weight for every token"
+    return found
+
+
+def _effort(level: float) -> Any:
+    """The message in which the model is told its effort."""
+    from tml_renderers import chat
+
+    author = chat.Author(chat.AuthorKind.System, None)
+    return chat.Message(chat.ThinkingEffort(round(level * 1000)), author)
+
+
+def _unlearned(block: Block) -> Any:
+    from tml_renderers import chat
+
+    metadata = chat.TrainingMetadata(weight=0.0, is_synthetic=False)
+    return _native(block).copy(message_metadata=chat.MessageMetadata(training_metadata=metadata))
 
 
 def _native(block: Block) -> Any:

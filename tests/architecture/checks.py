@@ -49,7 +49,16 @@ TORCH_FREE = (
     "suzuri/model/tensor_*.py",
     "suzuri/processing/**/*.py",
     "suzuri/server/**/*.py",
+    "suzuri/envs/**/*.py",
+    *(f"suzuri/evals/{name}.py" for name in ("exchange", "report")),
     "suzuri/rl/algorithms/**/*.py",
+    *(
+        f"suzuri/tools/chat/{name}.py"
+        for name in (
+            *("run", "loop", "commands", "conversation", "backend", "remote", "http"),
+            *("display", "lines", "interrupts"),
+        )
+    ),
     *(f"suzuri/tools/{name}/**/*.py" for name in ("doctor", "inspect", "plan", "pull")),
     "suzuri/tools/*_config.py",
     *(f"suzuri/tools/bench/{name}.py" for name in ("cells", "floors", "shapes", "card", "peers")),
@@ -57,7 +66,7 @@ TORCH_FREE = (
         f"suzuri/engine/{name}.py"
         for name in (
             *("scheduler", "pages", "radix", "prefix_cache", "request", "plan", "capacity"),
-            *("sampling_params", "stopping", "messages", "client"),
+            *("sampling_params", "stopping", "messages", "client", "chat_stops"),
         )
     ),
 )
@@ -328,12 +337,14 @@ def _is_broad(caught: ast.expr) -> bool:
 
 
 def kernel_folders(files: Files) -> Iterator[str]:
-    """Every kernel folder has its contract, reference, cases and test."""
+    """Every kernel folder has its contract, reference, cases and test, also of its gradient."""
     folders = {kernel for path in package_files(files) if (kernel := _kernel_of(path))}
     for kernel in sorted(folders):
         folder = f"suzuri/kernels/{kernel}"
         wanted = [f"{folder}/{name}" for name in ("__init__.py", "reference.py", "cases.py")]
         wanted.append(f"tests/kernels/test_{kernel}.py")
+        if f"{folder}/gradient.py" in files:
+            wanted.append(f"tests/kernels/test_{kernel}_gradient.py")
         for path in wanted:
             if path not in files:
                 yield f"{path}:1: missing; every kernel folder is complete"

@@ -6,12 +6,15 @@ of addition to the library. The model adds, multiplies and moves only: a short l
 forbidden there. A line opts out with a comment that says why:
 
     order = counts.cumsum(0)  # exact: integers
+
+The backward of an op, its file gradient.py, is held to a longer list: backward_ops.py.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
+from tests.architecture import backward_ops
 from tests.architecture.source import Files, comments, imports, nodes
 
 # Allowed in every kernel file. A name is added here only with a test that shows its bits do not
@@ -43,6 +46,7 @@ METHODS = {
         "is_inference",
     ),
     *("apply", "save_for_backward", "mark_non_differentiable", "mark_dirty", "__init__"),
+    "set_materialize_grads",
     # Of Python's own types:
     *("append", "extend", "pop", "clear", "join", "items", "keys", "get", "bit_length"),
 }
@@ -64,7 +68,7 @@ NUMPY = {
     *("ndarray", "int64", "inf", "errstate", "arange", "zeros", "zeros_like", "full_like"),
     *("where", "minimum", "maximum", "amax", "concatenate", "copyto", "array_equal", "unique"),
     *("asarray", "ascontiguousarray", "empty_like", "empty", "sqrt", "bool_", "isnan"),
-    *("float32", "float64", "uint16", "uint32"),
+    *("float32", "float64", "uint16", "uint32", "int32", "full", "nan"),
 }
 """Allowed beside + - * / and comparisons in the files that work on arrays: what IEEE 754 rounds in
 one way, or does not round. (+ - * / are the operators: a ufunc by name could be told to sum.)"""
@@ -101,10 +105,11 @@ FORBIDDEN_PARTS = {"nn", "special", "linalg", "fft", "ops", "functional", "_C"}
 
 OTHER_RULES = {
     *("kernel.py", "triton_math.py", "buckets.py"),
-    *("compiled.py", "cache_folder.py", "gpu_support.py"),
+    *("compiled.py", "cache_folder.py", "gpu_support.py", "micro.py"),
 }
 """Triton files are judged by their tests on a GPU, not by names (buckets.py asks the vendor
-library, and only where its bits were seen to be the kernel's); the others do no arithmetic."""
+library, and only where its bits were seen to be the kernel's), and micro.py, which writes vector
+instructions, by tests/kernels/test_micro.py; the others do no arithmetic."""
 OPT_OUT = "# exact:"
 FIXES = {
     "exact.sigmoid or exact.silu": {"sigmoid", "silu", "expit", "hardswish", "glu", "Sigmoid"},
@@ -130,7 +135,7 @@ def inexact_operations(files: Files) -> Iterator[str]:
     }
     fields = {name for text in kernels.values() for name in _fields(text)}
     for path, text in kernels.items():
-        yield from _judge(path, text, _KernelFile(path, text, fields).uses())
+        yield from _judge(path, text, _kernel_uses(path, text, fields))
 
 
 def model_operations(files: Files) -> Iterator[str]:
@@ -170,11 +175,25 @@ def _fix(name: str) -> str:
     return ""
 
 
+def _kernel_uses(path: str, text: str, fields: set[str]) -> Iterator[Use]:
+    if not backward_ops.is_backward(path):
+        file = _KernelFile(path, text, fields)
+        yield from file.imports()
+        yield from file.uses(nodes(text))
+        return
+    forward = list(backward_ops.forward_nodes(text))
+    within = set(map(id, forward))
+    backward = _KernelFile(path, text, fields, backward=True)
+    yield from backward.imports()
+    yield from backward.uses(node for node in nodes(text) if id(node) not in within)
+    yield from _KernelFile(path, text, fields).uses(forward)
+
+
 class _KernelFile:
     """One file under suzuri/kernels; `fields` are those of the classes of all of them."""
 
-    def __init__(self, path: str, text: str, fields: set[str]) -> None:
-        self.path, self.text, self.fields = path, text, fields
+    def __init__(self, path: str, text: str, fields: set[str], *, backward: bool = False) -> None:
+        self.path, self.text, self.fields, self.backward = path, text, fields, backward
         is_cases = PurePosixPath(path).name == "cases.py"
         self.is_cases, self.is_exact = is_cases, path == "suzuri/kernels/exact.py"
         self.torch = TORCH | (CASES_TORCH if is_cases else set())
@@ -186,6 +205,10 @@ class _KernelFile:
             self.modules = MODULES | {"numpy"}
             self.methods = self.methods | ARRAY_METHODS
             self.values = self.values | ARRAY_VALUES
+        if backward:
+            self.torch = self.torch | backward_ops.TORCH
+            self.methods = self.methods | backward_ops.METHODS
+            self.values = self.values | backward_ops.VALUES
         self.torch_names = _torch_names(path, text)
         self.own_modules = _own_modules(path, text, self.modules)
         self.numpy_names = {i.bound for i in imports(path, text) if i.module == "numpy"}
@@ -204,7 +227,7 @@ class _KernelFile:
             elif isinstance(node, ast.ClassDef) and self._is_function(node):
                 self.in_functions.update(map(id, ast.walk(node)))
 
-    def uses(self) -> Iterator[Use]:
+    def imports(self) -> Iterator[Use]:
         for item in imports(self.path, self.text):
             top = item.module.split(".")[0]
             is_part_of_numpy = top == "numpy" and (item.name or item.module != "numpy")
@@ -218,14 +241,16 @@ class _KernelFile:
                 name = ".".join(filter(None, (item.module, item.name)))[len("torch.") :]
                 if name and not _is_part(name, self.torch):
                     yield item.line, item.line, name.split(".")[-1]
-        for node in nodes(self.text):
+
+    def uses(self, of: Iterable[ast.AST]) -> Iterator[Use]:
+        for node in of:
             if isinstance(node, ast.expr | ast.AugAssign) and (name := self._complaint(node)):
                 yield node.lineno, node.end_lineno or node.lineno, name
 
     def _complaint(self, node: ast.expr | ast.AugAssign) -> str | None:
         match node:
             case ast.BinOp(op=ast.MatMult()) | ast.AugAssign(op=ast.MatMult()):
-                return "@"
+                return None if self.backward else "@"
             case ast.BinOp(left, ast.Pow(), right):
                 constant = _is_constant(left) and _is_constant(right)
                 return None if constant or self.is_cases else "**"
@@ -259,7 +284,7 @@ class _KernelFile:
                 return None if name in NUMPY else name
             if root in self.own_modules:
                 return name if name == "torch" else None
-            if root in ("self", "cls", "ctx") and name in self.own:
+            if (root in ("self", "cls", "ctx") or self.backward) and name in self.own:
                 return None
         if isinstance(node.ctx, ast.Store):
             return None
@@ -270,7 +295,8 @@ class _KernelFile:
         if name == "scatter_" and any(word.arg in (None, "reduce") for word in call.keywords):
             return name
         if name in ONLY_IN_FUNCTIONS:
-            return None if id(node) in self.in_functions or self.is_exact else name
+            may = id(node) in self.in_functions or self.is_exact or self.backward
+            return None if may else name
         return None if name in self.methods else name
 
     def _is_function(self, node: ast.ClassDef) -> bool:
@@ -361,6 +387,7 @@ def _own_modules(path: str, text: str, allowed: set[str] | None) -> set[str]:
             "cpu",
             "kernel",
             "cases",
+            "gradient",
         )
         is_module = item.name is None or (top == "suzuri" and inside)
         if top != "torch" and is_module and (allowed is None or top in allowed):

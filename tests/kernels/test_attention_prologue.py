@@ -36,6 +36,17 @@ def arguments_of(case: str, dtype: torch.dtype, device: str = "cpu") -> Argument
     return cases.build(case, dtype, generator(1, device))
 
 
+def many_rows(given: Arguments, least: int = 150) -> Arguments:
+    """The rows of a case again and again, as sequences of their own."""
+    times = least // len(given["qkvr_NX"]) + 1
+    positions, seq_ids, starts = given["sequences"]
+    repeats = range(times)
+    x = torch.cat([given["qkvr_NX"] * (1 + 0.1 * (i % 7)) for i in repeats])
+    ids = torch.cat([seq_ids + i * (len(starts) - 1) for i in repeats])
+    begins = torch.cat([starts[:-1] + i * starts[-1] for i in repeats] + [starts[-1:] * times])
+    return changed(given, qkvr_NX=x, sequences=Sequences(positions.repeat(times), ids, begins))
+
+
 def parts(
     given: Arguments, scaling: Scaling | None, state: State | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -71,6 +82,23 @@ def test_without_state(device: str, case: str, scaling: Scaling | None, dtype: t
     with dispatch.force("reference"):
         fields = attention_prologue(**given, scaling=scaling)
         expected = parts(given, scaling, None)
+    for found, wanted in zip(fields, expected, strict=True):
+        assert found is not None
+        assert_same_bits(found, wanted)
+
+
+@each_dtype
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("scaling", SCALINGS, ids=str)
+@pytest.mark.parametrize("case", [name for name in cases.SHAPES if not name.startswith("inkling")])
+def test_without_state_in_loops(
+    case: str, scaling: Scaling | None, num_threads: int, dtype: torch.dtype
+):
+    given = many_rows(arguments_of(case, dtype))
+    with dispatch.force("reference"):
+        expected = parts(given, scaling, None)
+    with threads(num_threads):
+        fields = attention_prologue(**given, scaling=scaling)
     for found, wanted in zip(fields, expected, strict=True):
         assert found is not None
         assert_same_bits(found, wanted)

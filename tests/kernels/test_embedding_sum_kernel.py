@@ -38,11 +38,9 @@ def test_ids_beyond_the_table_one_bin_and_no_rows():
 
 @on_gpu
 @pytest.mark.parametrize("dtype", LOW, ids=str)
-def test_rows_alone_no_waiting_and_no_gradient(dtype: torch.dtype):
+def test_rows_alone_and_no_waiting(dtype: torch.dtype):
     assert_rows_alone_on_gpu("embedding_sum", dtype)
     given: Arguments = cases.build("odd", dtype, generator(3, "cuda"))
     with without_sync():
         found = embedding_sum(**given)
     assert_same_bits(found, reference.embedding_sum(**given))
-    with pytest.raises(NotImplementedError, match="embedding_sum: no gradient on a GPU yet"):
-        embedding_sum(given["ids_NB"], given["weight_VD"].requires_grad_())

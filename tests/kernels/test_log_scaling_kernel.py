@@ -47,7 +47,7 @@ def test_exactly_one_up_to_the_floor_and_strided_rows():
 
 @on_gpu
 @pytest.mark.parametrize("dtype", LOW, ids=str)
-def test_rows_alone_no_waiting_and_no_gradient(dtype: torch.dtype):
+def test_rows_alone_and_no_waiting(dtype: torch.dtype):
     assert_rows_alone_on_gpu("log_scaling", dtype)
     given: Arguments = cases.build("inkling", dtype, generator(3, "cuda"))
     with dispatch.force("reference"):
@@ -55,5 +55,3 @@ def test_rows_alone_no_waiting_and_no_gradient(dtype: torch.dtype):
     with without_sync():
         found = log_scaling(**given, n_floor=4096, alpha=0.1)
     assert_close(found, expected.double(), ulps=2.01, noise=0)
-    with pytest.raises(NotImplementedError, match="log_scaling: no gradient on a GPU yet"):
-        log_scaling(given["x_NHC"].requires_grad_(), given["positions_N"], 4096, 0.1)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from suzuri.kernels import dispatch
 from suzuri.kernels.log_softmax import cases, log_softmax
 from suzuri.kernels.log_softmax.reference import CHUNK
 from tests.kernels.compare import (
@@ -20,6 +21,7 @@ from tests.kernels.compare import (
     each_low_dtype,
     generator,
     gradients,
+    threads,
 )
 
 
@@ -110,3 +112,26 @@ def test_gradient_across_chunks_agrees_with_the_library(device: str, masked: boo
 def test_gradient_in_the_dtype_of_the_logits(device: str, dtype: torch.dtype):
     logits = torch.randn(3, 50, generator=generator(6, device), device=device).to(dtype)
     check_low_precision_gradients(log_softmax, {"logits_NV": logits}, ["logits_NV"])
+
+
+@each_low_dtype
+@pytest.mark.parametrize("vocabulary", [1, 63, 64, 129, 2047, 2048, 2049, 6000])
+def test_the_loops_have_the_values_of_the_reference(vocabulary: int, dtype: torch.dtype):
+    """The same bits, a NaN being a NaN: also where logits are masked, huge, or no numbers."""
+    logits = 4 * torch.randn(12, vocabulary, generator=generator(7))
+    last = vocabulary - 1
+    logits[1, : vocabulary // 2] = -torch.inf
+    logits[2, last] = torch.inf
+    logits[3, last // 2] = torch.nan
+    logits[4] = -torch.inf
+    logits[5, 0], logits[5, last] = 3e38, -3e38
+    logits[6] = -3e38
+    logits[7], logits[7, last] = -0.0, 0.0
+    for given in (logits.to(dtype), logits.to(dtype).T.contiguous().T):
+        with dispatch.force("reference"):
+            expected = log_softmax(given)
+        for count in (1, 2):
+            with threads(count):
+                found = log_softmax(given)
+                assert torch.equal(found.isnan(), expected.isnan())
+                assert_same_bits(found.nan_to_num(7.0), expected.nan_to_num(7.0))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from suzuri.kernels import dispatch
 from suzuri.kernels.moe_combine import cases, moe_combine
 from suzuri.kernels.moe_permute import Permutation, moe_permute
 from suzuri.kernels.moe_permute import cases as permute_cases
@@ -77,6 +78,15 @@ def test_undoes_the_permutation(device: str, slot: int, dtype: torch.dtype):
     weights_NJ[:, slot] = 1.0
     back = moe_combine(rows_MD, permutation, weights_NJ, out_dtype=dtype)
     assert_same_bits(back, arguments["x_ND"])
+
+
+def test_weights_in_low_precision_are_widened():
+    arguments = build("tiny", torch.bfloat16)
+    low = arguments["weights_NJ"].bfloat16()
+    found = moe_combine(**changed(arguments, weights_NJ=low))
+    assert_same_bits(found, moe_combine(**changed(arguments, weights_NJ=low.float())))
+    with dispatch.force("reference"):
+        assert_same_bits(moe_combine(**changed(arguments, weights_NJ=low)), found)
 
 
 def test_gradients_are_those_of_finite_differences():

@@ -68,11 +68,3 @@ def test_places_are_equal_in_every_way(tokens: int, spread: int):
         check(arguments, way)
     rows_MD, permutation = moe_permute(**arguments)
     assert_same_bits(rows_MD, arguments["x_ND"][permutation.order_M // 8])
-
-
-@on_gpu
-def test_a_gradient_is_refused():
-    arguments: Arguments = cases.build("odd", torch.float32, generator(2, "cuda"))
-    arguments["x_ND"].requires_grad_()
-    with pytest.raises(NotImplementedError, match="moe_permute: no gradient on a GPU yet"):
-        moe_permute(**arguments)

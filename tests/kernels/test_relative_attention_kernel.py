@@ -238,11 +238,3 @@ def test_strided_inputs():
     q, k, v, r = (part.unflatten(1, x.shape[1:]) for part, x in zip(parts, rows, strict=True))
     views = {"q_NHC": q, "k_NUC": k, "v_NUC": v, "r_NHB": r}
     assert_same_bits(run(arguments | views), run(arguments))
-
-
-@on_gpu
-def test_a_gradient_is_refused():
-    arguments: Arguments = cases.build("tiny_global", torch.float32, generator(1, "cuda"))
-    arguments["q_NHC"].requires_grad_()
-    with pytest.raises(NotImplementedError, match="no gradient"):
-        relative_attention(**arguments)

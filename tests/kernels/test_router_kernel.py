@@ -101,7 +101,7 @@ def test_rows_alone_and_other_launches_have_the_same_bits(dtype: torch.dtype):
 
 
 @on_gpu
-def test_the_op_agrees_with_the_reference_and_refuses_a_gradient():
+def test_the_op_agrees_with_the_reference():
     arguments: Arguments = cases.build("inkling", torch.bfloat16, generator(5, "cuda"))
     with dispatch.force("reference"):
         experts, weights, logits = router(**arguments)
@@ -114,6 +114,3 @@ def test_the_op_agrees_with_the_reference_and_refuses_a_gradient():
         found[0],
         exact.top_k(exact.sigmoid(found[2][:, :256]) + arguments["bias_R"], 6).sort(-1).values,
     )
-    arguments["weight_ED"].requires_grad_()
-    with pytest.raises(NotImplementedError, match="router: no gradient on a GPU yet"):
-        router(**arguments)

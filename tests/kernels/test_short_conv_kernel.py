@@ -143,7 +143,7 @@ def test_rows_alone(op: str, dtype: torch.dtype):
 
 
 @on_gpu
-def test_the_op_runs_the_kernel_without_waiting_and_refuses_a_gradient():
+def test_the_op_runs_the_kernel_without_waiting_and_refuses_a_gradient_with_state():
     given = batch("ragged", "cuda", torch.bfloat16, taps=4, channels=6144)
     state = torch.randn(6, 6, 6144, device="cuda").bfloat16()
     slots = torch.tensor([4, 1, 0, 3, 2, 5], device="cuda")
@@ -154,5 +154,5 @@ def test_the_op_runs_the_kernel_without_waiting_and_refuses_a_gradient():
     assert_same_bits(found, expected)
     assert_same_bits(state, expected_state)
     given["weight_CK"].requires_grad_()
-    with pytest.raises(NotImplementedError, match="short_conv: no gradient on a GPU yet"):
-        short_conv(**given)
+    with pytest.raises(NotImplementedError, match="short_conv: no gradient with state on a GPU"):
+        short_conv(**given, state_LRC=state, slots_S=slots)

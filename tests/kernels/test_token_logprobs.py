@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from suzuri.kernels import dispatch
 from suzuri.kernels.log_softmax import log_softmax
 from suzuri.kernels.matmul import matmul
-from suzuri.kernels.token_logprobs import cases, token_logprobs
+from suzuri.kernels.token_logprobs import cases, token_logprobs, token_logprobs_and_entropy
 from tests.kernels.compare import (
     FP32_EPS,
     FP64_NOISE,
@@ -20,6 +21,7 @@ from tests.kernels.compare import (
     each_low_dtype,
     generator,
     gradients,
+    threads,
     widened,
 )
 
@@ -141,3 +143,36 @@ def test_a_target_outside_the_vocabulary_is_refused(target: int):
     h_ND, unembed_VD = torch.ones(2, 4), torch.ones(37, 4)
     with pytest.raises(IndexError, match=f"target {target} is not in"):
         token_logprobs(h_ND, unembed_VD, torch.tensor([3, target]), scale=1.0)
+
+
+@each_low_dtype
+@pytest.mark.parametrize("tempered", [False, True], ids=["raw", "tempered"])
+@pytest.mark.parametrize("vocabulary", [1, 63, 2047, 2049, 4099])
+def test_the_loops_have_the_bits_of_the_reference(
+    vocabulary: int, tempered: bool, dtype: torch.dtype
+):
+    arguments: Arguments = cases.build("odd", dtype, generator(9))
+    arguments["unembed_VD"] = arguments["unembed_VD"][:vocabulary]
+    targets = torch.randint(vocabulary, (5, 3), generator=generator(10))
+    arguments["targets_N"] = torch.cat([targets, targets[:, :1]], 1)
+    arguments["temperature_N"] = temperatures(5, "cpu") if tempered else None
+    for scale in (1.0, 0.05, 7.0):
+        arguments["scale"] = scale
+        with dispatch.force("reference"):
+            expected = token_logprobs_and_entropy(**arguments)
+        for found, wanted in zip(token_logprobs_and_entropy(**arguments), expected, strict=True):
+            assert_same_bits(found, wanted, f"scale {scale}")
+        assert_same_bits(token_logprobs(**arguments), expected[0])
+
+
+def test_much_work_goes_to_all_threads_with_the_same_bits():
+    g = generator(11)
+    h, unembed = torch.randn(300, 16, generator=g), torch.randn(3000, 16, generator=g)
+    given = (h, unembed, torch.randint(3000, (300,), generator=g))
+    with threads(1):
+        expected = token_logprobs_and_entropy(*given, scale=0.3)
+    with threads(2):
+        for found, wanted in zip(
+            token_logprobs_and_entropy(*given, scale=0.3), expected, strict=True
+        ):
+            assert_same_bits(found, wanted)

@@ -42,10 +42,10 @@ PATCHES = {
         "text.layer.0.attn",
     ),
     "conv residual doubled": Patch(
-        "kernels/short_conv/reference.py",
-        "(sum_NC + wide_NC).to(x_NC.dtype)",
-        "(sum_NC + wide_NC + wide_NC).to(x_NC.dtype)",
-        "text.layer.0.attn",
+        "kernels/short_conv/cpu.py",
+        "out[c] = total + own[c]",
+        "out[c] = total + own[c] + own[c]",
+        "text.layer.0.attn_sconv",
     ),
     "bias in router weights": Patch(
         "kernels/router/cpu.py",
@@ -60,10 +60,10 @@ PATCHES = {
         "text.logits",
     ),
     "conv taps flipped": Patch(
-        "kernels/short_conv/reference.py",
-        "weight_KC[taps - 1 - back]",
-        "weight_KC[back]",
-        "text.layer.0.attn",
+        "kernels/short_conv/cpu.py",
+        "w0, w1, w2, w3 = weight[0], weight[1], weight[2], weight[3]\n    for n in",
+        "w3, w2, w1, w0 = weight[0], weight[1], weight[2], weight[3]\n    for n in",
+        "text.layer.0.attn_sconv",
     ),
     "gate and up as halves": Patch(
         "kernels/loops.py",

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from suzuri.kernels import dispatch
+from suzuri.kernels import dispatch, exact
 from suzuri.kernels.attention_prologue import reference
 
 
@@ -73,20 +73,22 @@ def attention_prologue(
             f"heads of {channels} channels"
         )
     weights = (conv_CK, q_norm_C, k_norm_C)
-    if state is not None and dispatch.use_cpu(qkvr_NX, *weights) and _is_whole(state):
-        from suzuri.kernels.attention_prologue import cpu
+    given = (qkvr_NX, *weights, sequences, heads, kv_heads, eps, scaling)
+    is_recorded = exact.records_gradient(qkvr_NX, *weights)
+    if dispatch.use_cpu(qkvr_NX.detach() if is_recorded else qkvr_NX) and conv_CK.shape[1]:
+        if not is_recorded and (state is None or _is_whole(state)):
+            from suzuri.kernels.attention_prologue import cpu
 
-        return Fields(
-            *cpu.attention_prologue(
-                qkvr_NX, *weights, sequences, heads, kv_heads, eps, scaling, state
+            return Fields(*cpu.attention_prologue(*given, state))
+        if is_recorded and state is None:
+            from suzuri.kernels.attention_prologue import gradient
+
+            fields = gradient.AttentionPrologue.apply(
+                qkvr_NX, *weights, *sequences, heads, kv_heads, eps, scaling
             )
-        )
-    # On a GPU too: every part has its kernel.
-    return Fields(
-        *reference.attention_prologue(
-            qkvr_NX, *weights, sequences, heads, kv_heads, eps, scaling, state
-        )
-    )
+            return Fields(*fields)
+    # On a GPU too: every part has its kernel, and its gradient.
+    return Fields(*reference.attention_prologue(*given, state))
 
 
 def _is_whole(state: State) -> bool:

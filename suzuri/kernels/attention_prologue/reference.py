@@ -33,7 +33,7 @@ def attention_prologue(
     kv_N2UC = kv_NC.reshape(-1, 2, kv_heads, channels)
     q_NHC = rms_norm(q_NX.reshape(-1, heads, channels), q_norm_C, eps)
     k_NUC, v_NUC = rms_norm(kv_N2UC[:, 0], k_norm_C, eps), kv_N2UC[:, 1]
-    r_NHB = r_NX.reshape(q_NHC.shape[0], heads, -1)
+    r_NHB = r_NX.unflatten(1, (heads, -1))
     if scaling is not None:
         n_floor, alpha, offset = scaling
         positions_N = sequences[0] + offset if offset else sequences[0]

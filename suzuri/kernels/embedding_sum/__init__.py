@@ -13,14 +13,14 @@ def embedding_sum(ids_NB: Tensor, weight_VD: Tensor) -> Tensor:
     fp32 (fp64 for an fp64 weight), unrounded: the norm that follows takes it so. Gradient: weight,
     ordered, no atomics.
     """
+    if exact.records_gradient(weight_VD) and not dispatch.is_forced():
+        from suzuri.kernels.embedding_sum import gradient
+
+        return gradient.EmbeddingSum.apply(weight_VD, ids_NB)
     if dispatch.use_reference(weight_VD):
         return reference.embedding_sum(ids_NB, weight_VD)
     if weight_VD.device.type != "cuda":
         raise dispatch.no_kernel("embedding_sum", weight_VD)
-    if exact.records_gradient(weight_VD):
-        raise NotImplementedError(
-            "embedding_sum: no gradient on a GPU yet; call it under torch.inference_mode()"
-        )
     from suzuri.kernels.embedding_sum import kernel
 
     return kernel.embedding_sum(ids_NB, weight_VD)

@@ -23,6 +23,10 @@ def grouped_gemm(
         )
     if x_MK.dtype != weight_EFK.dtype:
         raise ValueError(f"grouped_gemm: x is {x_MK.dtype}, weight is {weight_EFK.dtype}")
+    if exact.records_gradient(x_MK, weight_EFK) and not dispatch.is_forced():
+        from suzuri.kernels.grouped_gemm import gradient
+
+        return gradient.GroupedGemm.apply(x_MK, weight_EFK, offsets_E1, out_dtype)
     if dispatch.use_cpu(x_MK, weight_EFK):
         from suzuri.kernels.grouped_gemm import cpu
 
@@ -31,10 +35,6 @@ def grouped_gemm(
         return reference.grouped_gemm(x_MK, weight_EFK, offsets_E1, out_dtype)
     if x_MK.device.type != "cuda" or x_MK.dtype not in (torch.bfloat16, torch.float32):
         raise dispatch.no_kernel("grouped_gemm", x_MK)
-    if exact.records_gradient(x_MK, weight_EFK):
-        raise NotImplementedError(
-            "grouped_gemm: no gradient on a GPU yet; call it under torch.inference_mode()"
-        )
     from suzuri.kernels.grouped_gemm import kernel
 
     return kernel.grouped_gemm(x_MK, weight_EFK, offsets_E1, out_dtype)

@@ -15,14 +15,18 @@ def log_softmax(logits_NV: Tensor) -> Tensor:
     sum of exp(x - max), folded in chunk order, so that ranks may own whole chunks and
     `token_logprobs` gives the same bits without the logits. Gradient: logits.
     """
+    if exact.records_gradient(logits_NV) and not dispatch.is_forced():
+        from suzuri.kernels.log_softmax import gradient
+
+        return gradient.LogSoftmax.apply(logits_NV)
+    if dispatch.use_cpu(logits_NV):
+        from suzuri.kernels.log_softmax import cpu
+
+        return cpu.log_softmax(logits_NV)
     if dispatch.use_reference(logits_NV):
         return reference.log_softmax(logits_NV)
     if logits_NV.device.type != "cuda" or logits_NV.dtype not in (torch.bfloat16, torch.float32):
         raise dispatch.no_kernel("log_softmax", logits_NV)
-    if exact.records_gradient(logits_NV):
-        raise NotImplementedError(
-            "log_softmax: no gradient on a GPU yet; call it under torch.inference_mode()"
-        )
     from suzuri.kernels.log_softmax import kernel
 
     return kernel.log_softmax(logits_NV)

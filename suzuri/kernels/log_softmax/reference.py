@@ -1,4 +1,4 @@
-"""The chunked normaliser; `add_chunk` is shared with token_logprobs."""
+"""The chunked normaliser; `chunk_stats` and `fold` are shared with token_logprobs."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ def log_softmax(logits_NV: Tensor) -> Tensor:
     logits_NV = exact.widen(logits_NV)
     state = start(logits_NV)
     for begin in range(0, logits_NV.shape[1], CHUNK):
-        state = add_chunk(state, logits_NV[:, begin : begin + CHUNK])
+        chunk_max, chunk_sum, _ = chunk_stats(logits_NV[:, begin : begin + CHUNK])
+        state = fold(state, chunk_max, chunk_sum)
     return logits_NV - normalizer(state)[:, None]
 
 
@@ -27,11 +28,19 @@ def _empty_max(like_NV: Tensor) -> float:
     return torch.finfo(like_NV.dtype).min
 
 
-def add_chunk(state: tuple[Tensor, Tensor], chunk_NB: Tensor) -> tuple[Tensor, Tensor]:
-    """Folds one vocabulary chunk into (max, sum). The max carries no gradient: it cancels."""
-    old_max, total = state
+def chunk_stats(chunk_NB: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of one vocabulary chunk: the max, the sum of exp(x - max), and these exponentials. The max
+    carries no gradient: it cancels."""
     chunk_max = chunk_NB.detach().amax(-1).clamp(min=_empty_max(chunk_NB))
-    chunk_sum = exact.tree_sum(exact.exp(chunk_NB - chunk_max[:, None]))
+    share_NB = exact.exp(chunk_NB - chunk_max[:, None])
+    return chunk_max, exact.tree_sum(share_NB), share_NB
+
+
+def fold(
+    state: tuple[Tensor, Tensor], chunk_max: Tensor, chunk_sum: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Folds the next vocabulary chunk into (max, sum)."""
+    old_max, total = state
     new_max = torch.maximum(old_max, chunk_max)
     total = total * exact.exp(old_max - new_max) + chunk_sum * exact.exp(chunk_max - new_max)
     return new_max, total

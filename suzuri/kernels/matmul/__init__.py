@@ -22,6 +22,10 @@ def matmul(
         )
     if x_NK.dtype != weight_MK.dtype:
         raise ValueError(f"matmul: x is {x_NK.dtype}, weight is {weight_MK.dtype}; need one dtype")
+    if exact.records_gradient(x_NK, weight_MK) and not dispatch.is_forced():
+        from suzuri.kernels.matmul import gradient
+
+        return gradient.Matmul.apply(x_NK, weight_MK, scale, out_dtype or x_NK.dtype)
     if dispatch.use_cpu(x_NK, weight_MK):
         from suzuri.kernels.matmul import cpu
 
@@ -30,10 +34,6 @@ def matmul(
         return reference.matmul(x_NK, weight_MK, scale, out_dtype or x_NK.dtype)
     if x_NK.device.type != "cuda" or x_NK.dtype not in (torch.bfloat16, torch.float32):
         raise dispatch.no_kernel("matmul", x_NK)
-    if exact.records_gradient(x_NK, weight_MK):
-        raise NotImplementedError(
-            "matmul: no gradient on a GPU yet; call it under torch.inference_mode()"
-        )
     from suzuri.kernels.matmul import kernel
 
     return kernel.matmul(x_NK, weight_MK, scale, out_dtype or x_NK.dtype)

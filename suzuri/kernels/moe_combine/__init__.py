@@ -19,6 +19,10 @@ def moe_combine(
     """
     if y_MD.shape[0] != weights_NJ.numel():
         raise ValueError(f"moe_combine: {y_MD.shape[0]} rows for {list(weights_NJ.shape)} slots")
+    if exact.records_gradient(y_MD, weights_NJ) and not dispatch.is_forced():
+        from suzuri.kernels.moe_combine import gradient
+
+        return gradient.MoeCombine.apply(y_MD, *permutation, weights_NJ, out_dtype)
     if dispatch.use_cpu(y_MD, weights_NJ):
         from suzuri.kernels.moe_combine import cpu
 
@@ -29,10 +33,6 @@ def moe_combine(
         )
     if y_MD.device.type != "cuda" or y_MD.dtype not in (torch.bfloat16, torch.float32):
         raise dispatch.no_kernel("moe_combine", y_MD)
-    if exact.records_gradient(y_MD, weights_NJ):
-        raise NotImplementedError(
-            "moe_combine: no gradient on a GPU yet; call it under torch.inference_mode()"
-        )
     from suzuri.kernels.moe_combine import kernel
 
     return kernel.moe_combine(y_MD, permutation.inverse_M, weights_NJ, out_dtype)

@@ -29,5 +29,5 @@ def moe_combine(
 ) -> Tensor:
     y = array(exact.widen(y_MD).contiguous())
     out = empty(weights_NJ.shape[0], y.shape[1])
-    combine_rows(y, array(inverse_M), array(weights_NJ.contiguous()), out)
+    combine_rows(y, array(inverse_M), exact.widened(weights_NJ), out)
     return tensor(out, out_dtype)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from suzuri.kernels import dispatch
+from suzuri.kernels import dispatch, exact
 from suzuri.kernels.moe_experts import reference
 
 
@@ -34,7 +34,12 @@ def moe_experts(
             f"moe_experts: ids {list(experts_NK.shape)} for weights {list(weights_NJ.shape)}"
         )
     given = (x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
-    if dispatch.use_cpu(x_ND, weights_NJ, gate_up_EFD, down_EDF):
+    numbers = (x_ND, weights_NJ, gate_up_EFD, down_EDF)
+    if exact.records_gradient(*numbers) and not dispatch.is_forced():
+        from suzuri.kernels.moe_experts import gradient
+
+        return gradient.MoeExperts.apply(*given)
+    if dispatch.use_cpu(*numbers):
         from suzuri.kernels.moe_experts import cpu
 
         if cpu.is_small(weights_NJ, gate_up_EFD):

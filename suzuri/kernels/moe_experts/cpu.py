@@ -6,8 +6,8 @@ from torch import Tensor
 
 from suzuri.kernels import exact
 from suzuri.kernels.arrays import array, empty, tensor
-from suzuri.kernels.compiled import SMALL_PRODUCT, loop
-from suzuri.kernels.loops import products, round_row, swiglu_row
+from suzuri.kernels.compiled import SMALL_PRODUCT, loop, spread
+from suzuri.kernels.loops import exp, products, round_row, swiglu_row, tree
 from suzuri.kernels.moe_combine.cpu import combine_rows
 from suzuri.kernels.moe_permute.cpu import sort_rows
 
@@ -61,10 +61,56 @@ def moe_experts(
     _experts(
         array(exact.widen(x_ND).contiguous()),
         array(experts_NK.contiguous()),
-        array(weights_NJ.contiguous()),
+        exact.widened(weights_NJ),
         exact.transposed(gate_up_EFD),
         exact.transposed(down_EDF),
         x_ND.dtype == torch.bfloat16,
         out,
     )
     return tensor(out, x_ND.dtype)
+
+
+@loop
+def _middle(gate_up, grad_hidden, weights, low_precision, of_slots, first, last):
+    """What `gradient.middle` returns, for some rows: gate_up becomes its gradient, grad_hidden the
+    weighted hidden units."""
+    width = grad_hidden.shape[1]
+    gate, up = np.empty(width, np.float32), np.empty(width, np.float32)
+    hidden, opened = np.empty(width, np.float32), np.empty(width, np.float32)
+    terms = np.empty(width, np.float32)
+    for m in range(first, last):
+        row, grads, weight = gate_up[m], grad_hidden[m], weights[m]
+        for f in range(width):
+            gate[f], up[f] = row[2 * f], row[2 * f + 1]
+        for f in range(width):
+            opened[f] = np.float32(1.0) / (np.float32(1.0) + np.float32(exp(-gate[f])))
+        for f in range(width):
+            hidden[f] = gate[f] * opened[f] * up[f]
+        if low_precision:
+            round_row(hidden)
+        for f in range(width):
+            terms[f] = grads[f] * hidden[f]
+        for f in range(width):
+            grad = grads[f] * weight
+            slope = np.float32(1.0) + gate[f] * (np.float32(1.0) - opened[f])
+            grads[f] = hidden[f] * weight
+            gate[f] = gate[f] * opened[f] * grad
+            up[f] = up[f] * opened[f] * slope * grad
+        for f in range(width):
+            row[2 * f], row[2 * f + 1] = up[f], gate[f]
+        of_slots[m] = tree(terms, width)
+
+
+WORK = 16
+"""Of one hidden unit in `_middle`, in multiplications."""
+
+
+def middle(
+    gate_up_MF2: Tensor, grad_hidden_MF: Tensor, weights_M: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    of_slots = empty(weights_M.shape[0])
+    gate_up, grad_hidden = array(gate_up_MF2), array(grad_hidden_MF)
+    given = (gate_up, grad_hidden, array(weights_M), dtype == torch.bfloat16, of_slots)
+    work = WORK * grad_hidden.size
+    spread(work, len(of_slots), lambda first, last: _middle(*given, first, last))
+    return tensor(of_slots), grad_hidden_MF, gate_up_MF2

@@ -10,6 +10,13 @@ from suzuri.kernels.moe_permute import moe_permute
 from suzuri.kernels.swiglu import swiglu
 
 
+def with_shared(experts_NK: Tensor, num_slots: int, num_experts: int) -> Tensor:
+    """The chosen ids and those of the shared experts, which are the last ones: [N, num_slots]."""
+    num_shared = num_slots - experts_NK.shape[1]
+    shared_S = torch.arange(num_experts - num_shared, num_experts, device=experts_NK.device)
+    return torch.cat([experts_NK, shared_S.expand(experts_NK.shape[0], -1)], 1)
+
+
 def moe_experts(
     x_ND: Tensor,
     experts_NK: Tensor,
@@ -19,9 +26,7 @@ def moe_experts(
 ) -> Tensor:
     dtype, wide = x_ND.dtype, exact.at_least_fp32(x_ND.dtype)
     num_experts = gate_up_EFD.shape[0]
-    num_shared = weights_NJ.shape[1] - experts_NK.shape[1]
-    shared_S = torch.arange(num_experts - num_shared, num_experts, device=x_ND.device)
-    experts_NJ = torch.cat([experts_NK, shared_S.expand(x_ND.shape[0], -1)], 1)
+    experts_NJ = with_shared(experts_NK, weights_NJ.shape[1], num_experts)
     rows_MD, order = moe_permute(x_ND, experts_NJ, num_experts=num_experts)
     gate_up_MF2 = grouped_gemm(rows_MD, gate_up_EFD, order.offsets_E1, out_dtype=wide)
     hidden_MF = swiglu(gate_up_MF2, out_dtype=dtype)

@@ -30,6 +30,11 @@ def moe_permute(
     permutation). A stable sort and a select: no arithmetic. Gradient: x, summed over its slots in
     slot order.
     """
+    if exact.records_gradient(x_ND) and not dispatch.is_forced():
+        from suzuri.kernels.moe_permute import gradient
+
+        rows_MD, *rest = gradient.MoePermute.apply(x_ND, experts_NJ, num_experts)
+        return rows_MD, Permutation(*rest)
     if dispatch.use_cpu(x_ND):
         from suzuri.kernels.moe_permute import cpu
 
@@ -40,10 +45,6 @@ def moe_permute(
         return rows_MD, Permutation(*rest)
     if x_ND.device.type != "cuda" or x_ND.dtype not in (torch.bfloat16, torch.float32):
         raise dispatch.no_kernel("moe_permute", x_ND)
-    if exact.records_gradient(x_ND):
-        raise NotImplementedError(
-            "moe_permute: no gradient on a GPU yet; call it under torch.inference_mode()"
-        )
     from suzuri.kernels.moe_permute import kernel
 
     rows_MD, *rest = kernel.moe_permute(x_ND, experts_NJ, num_experts)

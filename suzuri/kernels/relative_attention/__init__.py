@@ -34,6 +34,12 @@ def relative_attention(
         raise ValueError(f"relative_attention: {heads} query heads over {kv_heads} KV heads")
     if any(x.dtype != q_NHC.dtype for x in (k_NUC, v_NUC, r_NHB, proj_BE)):
         raise ValueError("relative_attention: all of q, k, v, r and proj must have one dtype")
+    if exact.records_gradient(q_NHC, k_NUC, v_NUC, r_NHB, proj_BE) and not dispatch.is_forced():
+        from suzuri.kernels.relative_attention import gradient
+
+        return gradient.RelativeAttention.apply(
+            q_NHC, k_NUC, v_NUC, r_NHB, proj_BE, seq_starts_S1, window
+        )
     if dispatch.use_cpu(q_NHC, k_NUC, v_NUC, r_NHB, proj_BE):
         from suzuri.kernels.relative_attention import cpu
 
@@ -44,10 +50,6 @@ def relative_attention(
         )
     if q_NHC.device.type != "cuda":
         raise dispatch.no_kernel("relative_attention", q_NHC)
-    if exact.records_gradient(q_NHC, k_NUC, v_NUC, r_NHB, proj_BE):
-        raise NotImplementedError(
-            "relative_attention: no gradient on a GPU yet; use torch.no_grad()"
-        )
     from suzuri.kernels.relative_attention import kernel
 
     return kernel.relative_attention(q_NHC, k_NUC, v_NUC, r_NHB, proj_BE, seq_starts_S1, window)

@@ -18,6 +18,10 @@ def rms_norm(
     """
     if x_ND.shape[-1] != weight_D.shape[0]:
         raise ValueError(f"rms_norm: x {list(x_ND.shape)} against weight {list(weight_D.shape)}")
+    if exact.records_gradient(x_ND, weight_D) and not dispatch.is_forced():
+        from suzuri.kernels.rms_norm import gradient
+
+        return gradient.RMSNorm.apply(x_ND, weight_D, eps, out_dtype or x_ND.dtype)
     if dispatch.use_cpu(x_ND, weight_D) and 0 < x_ND.shape[-1] <= exact.FOLD:
         from suzuri.kernels.rms_norm import cpu
 
@@ -26,10 +30,6 @@ def rms_norm(
         return reference.rms_norm(x_ND, weight_D, eps, out_dtype or x_ND.dtype)
     if x_ND.device.type != "cuda":
         raise dispatch.no_kernel("rms_norm", x_ND)
-    if exact.records_gradient(x_ND, weight_D):
-        raise NotImplementedError(
-            "rms_norm: no gradient on a GPU yet; call it under torch.inference_mode()"
-        )
     from suzuri.kernels.rms_norm import kernel
 
     return kernel.rms_norm(x_ND, weight_D, eps, out_dtype or x_ND.dtype)

@@ -36,6 +36,12 @@ def router(
         )
     if x_ND.dtype != weight_ED.dtype:
         raise ValueError(f"router: x is {x_ND.dtype}, weight is {weight_ED.dtype}")
+    if exact.records_gradient(x_ND, weight_ED, global_scale_1) and not dispatch.is_forced():
+        from suzuri.kernels.router import gradient
+
+        return gradient.Router.apply(
+            x_ND, weight_ED, bias_R, global_scale_1, num_experts_per_token, route_scale
+        )
     if dispatch.use_cpu(x_ND, weight_ED, global_scale_1):
         from suzuri.kernels.router import cpu
 
@@ -48,10 +54,6 @@ def router(
         )
     if x_ND.device.type != "cuda" or x_ND.dtype not in (torch.bfloat16, torch.float32):
         raise dispatch.no_kernel("router", x_ND)
-    if exact.records_gradient(x_ND, weight_ED, global_scale_1):
-        raise NotImplementedError(
-            "router: no gradient on a GPU yet; call it under torch.inference_mode()"
-        )
     from suzuri.kernels.router import kernel
 
     return kernel.router(

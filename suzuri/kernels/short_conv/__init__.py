@@ -36,18 +36,19 @@ def short_conv(
         raise ValueError(f"short_conv: a state ring of {state_LRC.shape[1]} rows for {taps} taps")
     if (state_LRC is None) != (slots_S is None):
         raise ValueError("short_conv: state_LRC and slots_S go together")
-    if (
-        state_LRC is not None
-        and slots_S is not None
-        and taps > 1
-        and state_LRC.is_contiguous()
-        and dispatch.use_cpu(x_NC, weight_CK)
-    ):
+    if state_LRC is None and exact.records_gradient(x_NC, weight_CK) and not dispatch.is_forced():
+        from suzuri.kernels.short_conv import gradient
+
+        return gradient.ShortConv.apply(x_NC, weight_CK, positions_N, seq_ids_N, seq_starts_S1)
+    if taps and dispatch.use_cpu(x_NC, weight_CK):
         from suzuri.kernels.short_conv import cpu
 
-        return cpu.short_conv(
-            x_NC, weight_CK, positions_N, seq_ids_N, seq_starts_S1, state_LRC, slots_S
-        )
+        if state_LRC is None or slots_S is None:
+            return cpu.short_conv_packed(x_NC, weight_CK, seq_ids_N, seq_starts_S1)
+        if taps > 1 and state_LRC.is_contiguous():
+            return cpu.short_conv(
+                x_NC, weight_CK, positions_N, seq_ids_N, seq_starts_S1, state_LRC, slots_S
+            )
     if dispatch.use_reference(x_NC):
         return reference.short_conv(
             x_NC, weight_CK, positions_N, seq_ids_N, seq_starts_S1, state_LRC, slots_S
@@ -56,7 +57,7 @@ def short_conv(
         raise dispatch.no_kernel("short_conv", x_NC)
     if exact.records_gradient(x_NC, weight_CK):
         raise NotImplementedError(
-            "short_conv: no gradient on a GPU yet; call it under torch.inference_mode()"
+            "short_conv: no gradient with state on a GPU; call it under torch.inference_mode()"
         )
     from suzuri.kernels.short_conv import kernel
 

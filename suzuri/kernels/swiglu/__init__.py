@@ -16,6 +16,10 @@ def swiglu(gate_up_NF2: Tensor, *, out_dtype: torch.dtype) -> Tensor:
     """
     if gate_up_NF2.shape[-1] % 2:
         raise ValueError(f"swiglu: last dim of {list(gate_up_NF2.shape)} must be even")
+    if exact.records_gradient(gate_up_NF2) and not dispatch.is_forced():
+        from suzuri.kernels.swiglu import gradient
+
+        return gradient.SwiGLU.apply(gate_up_NF2, out_dtype)
     if dispatch.use_cpu(gate_up_NF2):
         from suzuri.kernels.swiglu import cpu
 
@@ -27,10 +31,6 @@ def swiglu(gate_up_NF2: Tensor, *, out_dtype: torch.dtype) -> Tensor:
         torch.float32,
     ):
         raise dispatch.no_kernel("swiglu", gate_up_NF2)
-    if exact.records_gradient(gate_up_NF2):
-        raise NotImplementedError(
-            "swiglu: no gradient on a GPU yet; call it under torch.inference_mode()"
-        )
     from suzuri.kernels.swiglu import kernel
 
     return kernel.swiglu(gate_up_NF2, out_dtype)

@@ -5,7 +5,7 @@ one fold at the end. The pieces are those of matmul and log_softmax.
 import torch
 from torch import Tensor
 
-from suzuri.kernels.log_softmax.kernel import CHUNK, FOLD_ROWS, Stats
+from suzuri.kernels.log_softmax.kernel import CHUNK, Stats
 from suzuri.kernels.matmul import kernel as matmul
 
 MOST_CHUNKS = 8
@@ -18,21 +18,23 @@ def chunks_per_run(rows: int) -> int:
     return max(1, min(MOST_CHUNKS, MOST_LOGITS // (rows * CHUNK)))
 
 
-def token_logprobs(
+def statistics(
     h_ND: Tensor,
     unembed_VD: Tensor,
-    targets_N: Tensor,
+    targets_NK: Tensor,
     scale: float,
     temperature_N: Tensor | None,
+    with_entropy: bool,
     run: int | None = None,
-) -> Tensor:
-    n, v = h_ND.shape[0], unembed_VD.shape[0]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    (n, num_targets), v = targets_NK.shape, unembed_VD.shape[0]
+    stats = Stats(h_ND, n, v, num_targets, with_entropy)
     if n == 0:
-        return h_ND.new_empty(0, dtype=torch.float32)
-    stats = Stats(h_ND, n, v)
+        none = stats.most_NB.new_empty(0)
+        return stats.target_NK, none, none if with_entropy else None
     if temperature_N is not None:
         temperature_N = temperature_N.to(torch.float32).contiguous()
-    targets_N = targets_N.contiguous()
+    targets_NK = targets_NK.contiguous()
     run = run or chunks_per_run(n)
     for first in range(0, stats.num_chunks, run):
         rows_BD = unembed_VD[first * CHUNK : (first + run) * CHUNK]
@@ -41,6 +43,7 @@ def token_logprobs(
             first,
             scale=scale,
             temperature_N=temperature_N,
-            targets_N=targets_N,
+            targets_NK=targets_NK,
         )
-    return stats.folded(targeted=True, rows=FOLD_ROWS)
+    norm_N, entropy_N = stats.folded()
+    return stats.target_NK - norm_N[:, None], norm_N, entropy_N

@@ -1,0 +1,37 @@
+"""inkling-nano from nothing: text, tools, pictures, sounds and draft depths, on one H200.
+
+    suzuri sft recipes/nano.py --run_dir=runs/nano   # again to go on
+    suzuri sft recipes/nano.py --run_dir=runs/nano-cpu --device=cpu --steps=300 --batch_size=48 \\
+        --optimizer.warmup=20 --trainer.token_budget=4096     # in small, on a CPU
+    suzuri eval runs/nano/weights
+"""
+
+from suzuri.envs.mixture import Mixture
+from suzuri.training.config import OptimizerConfig, SftConfig, TrainingConfig
+
+config = SftConfig(
+    model="inkling-nano",
+    random_weights=True,
+    device="cuda",
+    dataset=Mixture(start=(0.0, 0.4), end=(0.0, 1.0), ramp=400_000),
+    eval_dataset=Mixture(split="held_out"),
+    eval_size=512,
+    run_dir="runs/nano",
+    steps=6000,
+    batch_size=512,
+    eval_every=500,
+    save_every=250,
+    trainer=TrainingConfig(
+        token_budget=32_768,
+        draft_loss_weight=0.3,
+        bias_rate=0.001,
+        skip_unweighted=True,
+    ),
+    optimizer=OptimizerConfig(
+        learning_rate=3e-3,
+        warmup=200,
+        final_fraction=0.02,
+        weight_decay=0.05,
+        eps=1e-10,
+    ),
+)

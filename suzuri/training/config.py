@@ -1,0 +1,261 @@
+"""How a trainer is set up. No torch here."""
+
+# pyright: strict
+
+import dataclasses
+import math
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Suppress
+
+from suzuri.types import AdamParams, Dataset
+
+MAX_SEED = 2**62
+MAX_COUNT = 2**31
+FREE_FIELDS = frozenset(
+    {"run_dir", "train", "eval", "steps", "eval_every", "save_every", "keep"}
+    | {"tensorboard", "wandb"}
+)
+"""Fields of `SftConfig` that may change when a run goes on. Of files their content is compared."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Raises ValueError naming the field."""
+
+    token_budget: int = 8192
+    """Tokens of a micro-batch; a longer sample is one of its own."""
+
+    max_tokens: int | None = None
+    """Longest sample (default: the model's context)."""
+
+    recompute: bool = False
+    """Keep a layer's input only, and run the layer again in the backward pass: the same bits, less
+    memory, a third more time."""
+
+    frozen: tuple[str, ...] = ()
+    """Patterns (as of file names: *.attn.*) of parameters that stay as they are."""
+
+    draft_loss_weight: float = 0.0
+    """Weight of the draft depths' own cross-entropy beside that of the trunk, summed over depths;
+    0 leaves them alone."""
+
+    draft_detached: bool = True
+    """Draft depths learn from the trunk's hidden rows and do not change the trunk."""
+
+    bias_rate: float = 0.0
+    """Step of the router's selection bias after an optimizer step: up for experts with less than
+    the mean load, down for those with more (Wang et al., "Auxiliary-loss-free load balancing",
+    2024); 0 leaves it."""
+
+    skip_unweighted: bool = False
+    """Rows whose weight is 0 pass no head: their log-probs come back as NaN."""
+
+    def __post_init__(self) -> None:
+        for name in ("token_budget", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name} = {value!r}: must be a positive integer")
+        for name in ("draft_loss_weight", "bias_rate"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+                raise ValueError(f"{name} = {value!r}: must be a number, not negative")
+        if isinstance(self.frozen, str):
+            raise ValueError(f"frozen = {self.frozen!r}: give a list of patterns")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with decoupled weight decay (Loshchilov and Hutter, 2019) and its learning rate over
+    time. Raises ValueError naming the field."""
+
+    learning_rate: float = 1e-4
+    """The greatest, after the warmup."""
+
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """How it falls from the end of the warmup to the last step."""
+
+    warmup: int = 0
+    """Steps in which it rises from 0 in a line."""
+
+    final_fraction: float = 0.1
+    """What linear and cosine leave of it at the last step."""
+
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+
+    grad_clip_norm: float = 1.0
+    """Largest norm of all gradients together; 0: any."""
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ("constant", "linear", "cosine"):
+            raise ValueError(f"schedule = {self.schedule!r}: must be constant, linear or cosine")
+        if type(self.warmup) is not int or not 0 <= self.warmup <= MAX_COUNT:
+            raise ValueError(f"warmup = {self.warmup!r}: must be a number of steps, 0 or more")
+        for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise ValueError(f"{name} = {value!r}: must be a number, not negative")
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value < 1:
+                raise ValueError(f"{name} = {value!r}: must be from 0 to below 1")
+        if not 0 <= self.final_fraction <= 1:
+            raise ValueError(f"final_fraction = {self.final_fraction!r}: must be from 0 to 1")
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of step `step`, from 1 to `steps`."""
+        if step <= self.warmup:
+            return self.learning_rate * step / self.warmup
+        if self.schedule == "constant":
+            return self.learning_rate
+        way = min((step - self.warmup) / max(steps - self.warmup, 1), 1.0)
+        left = 1 - way if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * way))
+        return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * left)
+
+    def params(self, step: int, steps: int) -> AdamParams:
+        """What `optim_step` is given at step `step` of `steps`."""
+        return AdamParams(
+            learning_rate=self.rate(step, steps),
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            grad_clip_norm=self.grad_clip_norm,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SftConfig:
+    """Train a model on conversations or plain text: `suzuri sft RECIPE`, a Python file that defines
+    `config`, or without a recipe. Fields on the command line replace those of the recipe.
+
+    Exit code 0 at the end; 1 when the loss was no number; 2 when the input cannot be used; 130
+    after Ctrl-C. The same command again goes on with the last saved state.
+    """
+
+    model: str = "tiny"
+    """A model folder or a hub id; a preset or config.json with --random-weights."""
+
+    random_weights: bool = False
+    """Take only the shape of the model and draw its weights."""
+
+    seed: int = 0
+    """Of the order of the data, and of random weights."""
+
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of the model copy. Masters and moments are float32 in any case."""
+
+    device: str = "cpu"
+    """cpu, cuda or cuda:N."""
+
+    train: tuple[str, ...] = ()
+    """JSONL files to learn from (docs/training.md)."""
+
+    eval: tuple[str, ...] = ()
+    """JSONL files to evaluate on during the run."""
+
+    dataset: Annotated[Dataset | None, Suppress] = None
+    """In a recipe, in place of `train`: any `Dataset` (types.py)."""
+
+    eval_dataset: Annotated[Dataset | None, Suppress] = None
+    """In a recipe, in place of `eval`."""
+
+    run_dir: str = "runs/sft"
+    """Folder for config.json, metrics.jsonl, states and weights."""
+
+    steps: int | None = None
+    """Optimizer steps (default: what `epochs` takes)."""
+
+    epochs: int = 1
+    """Times that the data are gone through, without `steps`."""
+
+    batch_size: int = 16
+    """Conversations per step."""
+
+    batch_tokens: int | None = None
+    """In place of batch_size: as many conversations per step as fit into so many tokens."""
+
+    trainer: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+
+    eval_every: int = 100
+    """Steps between evaluations; there is one after the last step, too."""
+
+    eval_size: int | None = None
+    """Conversations of an evaluation, from the front (default: all)."""
+
+    save_every: int = 500
+    """Steps between saved states; there is one after the last step, too."""
+
+    keep: int = 2
+    """Saved states that are kept, the newest."""
+
+    skip_bad: bool = False
+    """Leave out what cannot be learned from and count it, in place of refusing it."""
+
+    tensorboard: bool = False
+    """Write RUN_DIR/tensorboard as well (needs the package tensorboard)."""
+
+    wandb: str | None = None
+    """Send the metrics to this project of Weights & Biases as well (needs the package wandb)."""
+
+    def resolve(self) -> "SftConfig":
+        """Checks fields against each other. Raises ValueError naming the field and the fix."""
+        for name in ("steps", "epochs", "batch_size", "batch_tokens", "eval_every", "eval_size"):
+            _check_count(name, getattr(self, name))
+        for name in ("save_every", "keep"):
+            _check_count(name, getattr(self, name))
+        if type(self.seed) is not int or not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"seed = {self.seed!r}: must be from 0 to {MAX_SEED}")
+        if self.dtype not in ("bfloat16", "float32"):
+            raise ValueError(f"dtype = {self.dtype!r}: must be bfloat16 or float32")
+        if not self.run_dir.strip():
+            raise ValueError("run_dir is empty; give a folder")
+        for name, other in (("train", "dataset"), ("eval", "eval_dataset")):
+            files = getattr(self, name)
+            if isinstance(files, str) or not all(isinstance(file, str) for file in files):
+                raise ValueError(f"{name} = {files!r}: give a list of files")
+            if files and getattr(self, other) is not None:
+                raise ValueError(f"both {name} and {other} are given; give one")
+        if not self.train and self.dataset is None:
+            raise ValueError("nothing to learn from: give --train FILE.jsonl or a recipe")
+        if self.dataset is not None and self.dataset.size is None:
+            if self.steps is None:
+                raise ValueError("the data set has no end: give steps")
+            if self.batch_tokens is not None:
+                raise ValueError("batch_tokens needs a data set with an end; give batch_size")
+        endless = self.eval_dataset is not None and self.eval_dataset.size is None
+        if endless and self.eval_size is None:
+            raise ValueError("the data set of the evaluation has no end: give eval_size")
+        return self
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is something to evaluate on."""
+        return bool(self.eval) or self.eval_dataset is not None
+
+    def document(self) -> dict[str, Any]:
+        """All fields as JSON values; data sets by what they call themselves."""
+        found: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("dataset", "eval_dataset"):
+                value = None if value is None else _name(value)
+            elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+                value = dataclasses.asdict(value)
+            found[field.name] = value
+        return found
+
+
+def _check_count(name: str, value: int | None) -> None:
+    if value is not None and (type(value) is not int or not 1 <= value <= MAX_COUNT):
+        raise ValueError(f"{name} = {value!r}: must be from 1 to {MAX_COUNT}")
+
+
+def _name(value: object) -> str:
+    """The fields of a dataclass; the type of anything else, whose repr may be an address."""
+    return repr(value) if dataclasses.is_dataclass(value) else type(value).__qualname__

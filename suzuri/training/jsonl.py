@@ -1,0 +1,146 @@
+"""Conversations of JSONL files, read line by line when asked for. docs/training.md has the format.
+
+Only where the lines are is kept in memory: 24 bytes each.
+"""
+
+import array
+import hashlib
+import json
+import os
+import re
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from suzuri.processing.chat import effort_level
+from suzuri.types import Conversation
+
+KEYS = ("messages", "tools", "reasoning_effort", "text")
+_MEDIA = ("image_url", "audio_url", "image", "audio")
+_BOM = b"\xef\xbb\xbf"
+
+
+class _File(NamedTuple):
+    path: str
+    descriptor: int
+    first: int
+    """Index of its first conversation."""
+
+
+class JsonlData:
+    """A `Dataset` of files, one after the other; blank lines do not count.
+
+    Raises OSError for what cannot be read, ValueError for files without any line. Paths of media
+    are taken from the folder of their file. `digest` is that of all bytes, in hex.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._files: list[_File] = []
+        self._offsets, self._lengths = array.array("q"), array.array("q")
+        self._numbers = array.array("q")
+        digest = hashlib.blake2b(digest_size=16)
+        for path in paths:
+            self._index(path, digest)
+        if not self._offsets:
+            raise ValueError(f"{', '.join(paths)}: no line, so nothing to learn from")
+        self.digest = digest.hexdigest()
+
+    @property
+    def size(self) -> int:
+        return len(self._offsets)
+
+    def place(self, index: int) -> str:
+        """FILE:LINE of a conversation."""
+        return f"{self._file(index).path}:{self._numbers[index]}"
+
+    def conversation(self, index: int) -> Conversation:
+        """The one on the line. Raises ValueError saying what is wrong with the line, not which."""
+        file = self._file(index)
+        line = os.pread(file.descriptor, self._lengths[index], self._offsets[index])
+        return parse_line(line, Path(file.path).parent)
+
+    def _index(self, path: str, digest: Any) -> None:
+        with open(path, "rb") as lines:
+            # Kept apart from the file object, for reads that move no common position.
+            descriptor = os.dup(lines.fileno())
+            weakref.finalize(self, os.close, descriptor)
+            self._files.append(_File(path, descriptor, len(self._offsets)))
+            offset = 0
+            for number, line in enumerate(lines, 1):
+                digest.update(line)
+                if line.strip(_BOM + b" \t\r\n"):
+                    self._offsets.append(offset)
+                    self._lengths.append(len(line))
+                    self._numbers.append(number)
+                offset += len(line)
+
+    def _file(self, index: int) -> _File:
+        return next(file for file in reversed(self._files) if file.first <= index)
+
+
+def parse_line(line: bytes, folder: Path) -> Conversation:
+    """The conversation of a line; paths of media in it are taken from `folder`. Raises ValueError
+    saying what is wrong with it."""
+    try:
+        value: object = json.loads(line.removeprefix(_BOM).decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"no UTF-8 at byte {error.start}; write the file as UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"must be an object with {', '.join(KEYS)}")
+    fields = cast("dict[str, Any]", value)
+    if unknown := sorted(set(fields) - set(KEYS)):
+        raise ValueError(f"unknown key {', '.join(unknown)}; there are {', '.join(KEYS)}")
+    if "text" in fields:
+        if len(fields) > 1:
+            raise ValueError("text stands alone; give messages for a conversation")
+        if not isinstance(fields["text"], str) or not fields["text"]:
+            raise ValueError("text must be a string that is not empty")
+        return Conversation(text=fields["text"])
+    if "messages" not in fields:
+        raise ValueError("neither messages nor text")
+    effort = fields.get("reasoning_effort")
+    if effort is not None:
+        effort_level(effort)
+    messages = fields["messages"]
+    if isinstance(messages, list):
+        messages = [_in_folder(message, folder) for message in cast("list[object]", messages)]
+    # What is no list of messages or tools is refused where all of them are checked.
+    return Conversation(messages=messages, tools=fields.get("tools"), effort=effort)  # pyright: ignore[reportArgumentType]
+
+
+def _in_folder(message: object, folder: Path) -> Any:
+    """A message with the relative paths of its media put under the folder."""
+    content = cast("Mapping[str, Any]", message).get("content") if _is_object(message) else None
+    if not isinstance(content, list):
+        return message
+    parts: list[object] = []
+    for part in cast("list[object]", content):
+        kind = cast("Mapping[str, Any]", part).get("type") if _is_object(part) else None
+        if kind in _MEDIA:
+            fields = dict(cast("Mapping[str, Any]", part))
+            value: object = fields.get(kind)
+            if isinstance(value, str):
+                fields[kind] = _path(value, folder)
+            elif _is_object(value):
+                inner = dict(cast("Mapping[str, Any]", value))
+                if isinstance(inner.get("url"), str):
+                    inner["url"] = _path(inner["url"], folder)
+                fields[kind] = inner
+            parts.append(fields)
+        else:
+            parts.append(part)
+    return {**cast("Mapping[str, Any]", message), "content": parts}
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _path(text: str, folder: Path) -> str:
+    """A URL, an absolute path and an empty text are left as they are."""
+    if not text.strip() or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text):
+        return text
+    return str(folder / text)

@@ -1,0 +1,126 @@
+"""AdamW over fp32 masters, and a model copy that is theirs rounded once."""
+
+# torch leaves these without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from suzuri.kernels.exact import at_least_fp32
+from suzuri.types import AdamParams
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Marks what is trained: every parameter but those that a pattern names and those that take no
+    gradient by nature (quantised experts, selection biases). Returns the names that are trained.
+    ValueError for a pattern without a match: a typing error would train what was to stay."""
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(f"frozen: no parameter is named like {pattern!r}")
+    trained: list[str] = []
+    for name, parameter in model.named_parameters():
+        is_frozen = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        can_train = parameter.dtype.is_floating_point and not name.endswith("router.bias")
+        parameter.requires_grad_(can_train and not is_frozen)
+        if parameter.requires_grad:
+            trained.append(name)
+    return trained
+
+
+class Optimizer:
+    """Masters and moments of the trained parameters, in at least fp32.
+
+    A parameter in bf16 has a master beside it, which takes the steps; the parameter is the master
+    rounded to nearest even, after every step. Gradients are summed in the master's dtype.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        self.parameters = {name: p for name, p in named if p.requires_grad}
+        if not self.parameters:
+            raise ValueError("nothing to train: every parameter is frozen")
+        self.masters: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            wide = at_least_fp32(parameter.dtype)
+            if parameter.dtype == wide:
+                self.masters[name] = parameter
+            else:
+                parameter.grad_dtype = wide
+                self.masters[name] = parameter.detach().to(wide)
+        self._adam = torch.optim.AdamW(list(self.masters.values()), foreach=True)
+
+    def step(self, params: AdamParams, weight_sum: float) -> dict[str, float]:
+        """One step from the gradients of the parameters, which are cleared. Parameters without a
+        gradient stay, moments included. Returns the norm of the gradient before it was clipped."""
+        held = [(self.masters[n], p) for n, p in self.parameters.items() if p.grad is not None]
+        gradients = [p.grad for _, p in held if p.grad is not None]
+        if params.normalise and weight_sum:
+            for gradient in gradients:
+                gradient.div_(weight_sum)
+        norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+        if params.grad_clip_norm:
+            scale = (params.grad_clip_norm / norm.clamp(min=1e-30)).clamp(max=1.0)
+            for gradient in gradients:
+                gradient.mul_(scale)
+        for master, parameter in held:
+            if master is not parameter:
+                master.grad, parameter.grad = parameter.grad, None
+        for group in self._adam.param_groups:
+            group["lr"], group["eps"] = params.learning_rate, params.eps
+            group["betas"] = (params.beta1, params.beta2)
+            group["weight_decay"] = params.weight_decay
+        self._adam.step()
+        self._adam.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for master, parameter in held:
+                if master is not parameter:
+                    parameter.copy_(master)
+        return {"grad_norm": float(norm)}
+
+    def clear(self) -> None:
+        """Forgets the gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def state(self) -> dict[str, Tensor]:
+        """Masters, moments, step counts and pending gradients by name, the tensors themselves."""
+        found: dict[str, Tensor] = {}
+        for name, master in self.masters.items():
+            found[f"master.{name}"] = master.detach()
+            for key, value in self._adam.state.get(master, {}).items():
+                found[f"adam.{key}.{name}"] = value
+            gradient = self.parameters[name].grad
+            if gradient is not None:
+                found[f"gradient.{name}"] = gradient
+        return found
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Takes over what `state` gave: masters, moments, step counts, gradients; parameters
+        follow. Raises ValueError when other parameters were trained."""
+        there = {name.removeprefix("master.") for name in state if name.startswith("master.")}
+        if there != set(self.masters):
+            other = sorted(there ^ set(self.masters))
+            raise ValueError(
+                f"the saved state trains other parameters: {', '.join(other[:3])}"
+                f"{' ...' if len(other) > 3 else ''}"
+            )
+        with torch.no_grad():
+            for name, master in self.masters.items():
+                parameter = self.parameters[name]
+                master.copy_(state[f"master.{name}"])
+                if master is not parameter:
+                    parameter.copy_(master)
+                kept = {
+                    key: state[f"adam.{key}.{name}"].clone()
+                    for key in ("step", "exp_avg", "exp_avg_sq")
+                    if f"adam.{key}.{name}" in state
+                }
+                self._adam.state.pop(master, None)
+                if kept:
+                    self._adam.state[master] = kept
+                gradient = state.get(f"gradient.{name}")
+                parameter.grad = None if gradient is None else gradient.clone()

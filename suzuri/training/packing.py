@@ -1,0 +1,130 @@
+"""Samples into micro-batches, and micro-batches into tensors."""
+
+# torch leaves these without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from suzuri.model.batch import Batch, pack
+from suzuri.processing.vocabulary import Vocabulary
+from suzuri.training.losses import LossConfig, check_fields
+from suzuri.types import MediaInput, Sample
+
+
+class SampleError(ValueError):
+    """A sample that cannot be trained on; `index` says which."""
+
+    def __init__(self, index: int, text: str) -> None:
+        super().__init__(f"sample {index}: {text}")
+        self.index = index
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Some samples as tensors. `fields` by name, [N] or [N, K]: targets int64 model rows, the rest
+    in the dtype of log-probs. `lengths` of the samples in order."""
+
+    samples: list[int]
+    batch: Batch
+    fields: dict[str, Tensor]
+    lengths: list[int]
+
+
+def micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Indices of samples, in order, such that no group has more tokens than the budget unless it
+    is a single sample. First fit, longest first; within a group the order given."""
+    groups: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        place = next((g for g, left in enumerate(room) if left >= lengths[index]), None)
+        if place is None:
+            groups.append([index])
+            room.append(token_budget - lengths[index])
+        else:
+            groups[place].append(index)
+            room[place] -= lengths[index]
+    return sorted(sorted(group) for group in groups)
+
+
+def check(
+    samples: Sequence[Sample],
+    loss: str,
+    config: LossConfig,
+    vocabulary: Vocabulary,
+    max_tokens: int,
+) -> None:
+    """Raises SampleError for the first sample that is not sound, before anything is computed."""
+    for index, sample in enumerate(samples):
+        try:
+            _check(sample, loss, config, vocabulary, max_tokens)
+        except ValueError as error:
+            raise SampleError(index, str(error)) from error
+
+
+def _check(
+    sample: Sample, loss: str, config: LossConfig, vocabulary: Vocabulary, max_tokens: int
+) -> None:
+    count = sample.num_tokens
+    if not 0 < count <= max_tokens:
+        raise ValueError(f"{count} tokens; need 1 to {max_tokens}")
+    inputs = {name: np.asarray(values) for name, values in sample.inputs.items()}
+    check_fields(loss, {name: values.shape for name, values in inputs.items()}, config)
+    for name, values in inputs.items():
+        if values.shape[0] != count:
+            raise ValueError(f"{name} has {values.shape[0]} places for {count} tokens")
+        if name == "target_tokens":
+            if values.dtype.kind not in "iu":
+                raise ValueError(f"target_tokens are {values.dtype}; need integers")
+        elif values.dtype.kind not in "fiub" or not np.isfinite(values).all():
+            raise ValueError(f"{name}: must be finite numbers")
+    vocabulary.to_rows([int(id) for id in sample.tokens])
+    vocabulary.to_rows([int(id) for id in inputs["target_tokens"].reshape(-1)])
+    end = 0
+    for item in sorted(sample.media, key=lambda item: item.index):
+        if item.kind not in ("image", "audio"):
+            raise ValueError(f"media of kind {item.kind!r}; there are image and audio")
+        if item.index < end or item.index + len(item.inputs) > count:
+            raise ValueError(
+                f"{item.kind} of {len(item.inputs)} tokens at {item.index}: outside of the "
+                f"{count} tokens, or over another one"
+            )
+        end = item.index + len(item.inputs)
+
+
+def build(
+    samples: Sequence[Sample],
+    indices: Sequence[int],
+    vocabulary: Vocabulary,
+    features: Callable[[MediaInput], Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> MicroBatch:
+    """The samples at `indices` packed. `features(item)` [M, D]: what a tower makes of a picture or
+    clip."""
+    chosen = [samples[i] for i in indices]
+    media = [
+        (place, item.index, features(item))
+        for place, sample in enumerate(chosen)
+        for item in sample.media
+    ]
+    batch = pack(
+        [vocabulary.to_rows([int(id) for id in sample.tokens]) for sample in chosen],
+        media=media,
+        device=device,
+    )
+    fields: dict[str, Tensor] = {}
+    for name in chosen[0].inputs:
+        values = np.concatenate([np.asarray(sample.inputs[name]) for sample in chosen])
+        if name == "target_tokens":
+            rows = vocabulary.to_rows([int(id) for id in values.reshape(-1)])
+            fields[name] = torch.tensor(rows, dtype=torch.int64, device=device).view(values.shape)
+        else:
+            fields[name] = torch.as_tensor(values).to(device=device, dtype=dtype)
+    lengths = [sample.num_tokens for sample in chosen]
+    return MicroBatch(samples=list(indices), batch=batch, fields=fields, lengths=lengths)

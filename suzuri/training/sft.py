@@ -1,0 +1,287 @@
+"""`suzuri sft`: learning from conversations and texts. Read `run_sft`, then `_Run`.
+
+What a step does follows from its number and the state before it alone, so a run that was killed
+goes on with the bits that it would have had.
+"""
+
+# torch leaves these without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import contextlib
+import dataclasses
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Generator
+from types import FrameType
+from typing import Any
+
+import torch
+from rich.console import Console
+
+import suzuri
+from suzuri.model.inkling import PARTS, Inkling
+from suzuri.processing.tokenizer import Tokenizer
+from suzuri.processing.vocabulary import vocabulary_of
+from suzuri.training.batches import LOSS, Batches, Holdout
+from suzuri.training.config import SftConfig
+from suzuri.training.data import Checked, SampleMaker, check_data
+from suzuri.training.initial import fill_model, find_model
+from suzuri.training.jsonl import JsonlData
+from suzuri.training.run_dir import RunDir
+from suzuri.training.trainer import LocalTrainer
+from suzuri.training.viewers import Display, Viewers, check_viewers
+from suzuri.types import Dataset
+
+INTERRUPTED = 130
+
+
+def run_sft(config: SftConfig) -> int:
+    """Trains to the end or an interrupt, from the start or the newest state. Returns the exit code.
+
+    Raises ValueError or OSError, before a weight is read, for what cannot be used.
+    """
+    check_viewers(config)
+    display = Display(Console(stderr=True))
+    shape, checkpoint = find_model(config)
+    tokenizer = Tokenizer()
+    vocabulary = vocabulary_of(shape.kept_vocabulary, tokenizer.token_bytes)
+    most = shape.text.model_max_length
+    maker = SampleMaker(tokenizer, shape, vocabulary, min(config.trainer.max_tokens or most, most))
+    train = config.dataset or JsonlData(config.train)
+    evaluation = config.eval_dataset or (JsonlData(config.eval) if config.eval else None)
+    document = {
+        "suzuri": suzuri.__version__,
+        "config": config.document(),
+        "data": {"train": _identity(train), "eval": _identity(evaluation)},
+    }
+    with RunDir(config.run_dir) as folder:
+        folder.compare(document)
+        checked = _check(config, train, maker, display, "training data")
+        held = None
+        if evaluation is not None:
+            held = _check(config, evaluation, maker, display, "evaluation data", config.eval_size)
+        step = folder.start(document)
+        model = Inkling(
+            shape,
+            dtype=getattr(torch, config.dtype),
+            device=config.device,
+            parts=PARTS,
+            dequantized=True,
+        )
+        if not step:
+            fill_model(model, checkpoint, config.seed)
+        trainer = LocalTrainer(model, config.trainer, vocabulary)
+        if step:
+            trainer.load_state(folder.state(step))
+            display.say(f"going on after step {step} of {folder.path}")
+        batches = Batches(config, train, maker, checked)
+        holdout = None if evaluation is None else Holdout(evaluation, maker, held)
+        viewers = Viewers(config, folder.path, step)
+        try:
+            return _Run(config, trainer, folder, batches, holdout, viewers, display).run(step)
+        finally:
+            viewers.close()
+
+
+def _identity(dataset: Dataset | None) -> str | None:
+    """What must be the same for a run to go on; other data sets are named by the config."""
+    return dataset.digest if isinstance(dataset, JsonlData) else None
+
+
+def _check(
+    config: SftConfig,
+    dataset: Dataset,
+    maker: SampleMaker,
+    display: Display,
+    what: str,
+    most: int | None = None,
+) -> Checked | None:
+    """None for a data set without end of which all is meant."""
+    total = dataset.size if most is None else min(most, dataset.size or most)
+    if total is None:
+        return None
+    with display.bar(f"reading the {what}", total):
+        checked = check_data(dataset, maker, most=most, progress=lambda done, _: display.show(done))
+    if not config.skip_bad:
+        checked.refuse_bad()
+    if checked.num_bad:
+        display.say(f"{what}: {checked.num_bad} of {total} left out, {checked.faults[0]}, ...")
+    return checked
+
+
+@dataclasses.dataclass
+class _Interrupt:
+    """Whether somebody asked to stop."""
+
+    asked: bool = False
+
+
+class _Run:
+    def __init__(
+        self,
+        config: SftConfig,
+        trainer: LocalTrainer,
+        folder: RunDir,
+        batches: Batches,
+        holdout: Holdout | None,
+        viewers: Viewers,
+        display: Display,
+    ) -> None:
+        self._config, self._trainer, self._folder = config, trainer, folder
+        self._batches, self._holdout = batches, holdout
+        self._viewers, self._display = viewers, display
+        self._saved = 0
+        self._losses: list[float] = []
+
+    def run(self, first: int) -> int:
+        """Steps after `first` up to the last. Returns the exit code."""
+        steps, self._saved, step = self._batches.steps, first, first
+        if first > steps:
+            raise ValueError(
+                f"steps = {steps}: {self._folder.path} has come to step {first} already; give more "
+                "steps, or another run_dir"
+            )
+        try:
+            with _interrupts() as interrupt, self._display.bar("training", steps, first):
+                while step < steps and not interrupt.asked:
+                    step += 1
+                    self._one(step, steps)
+                self._save(step)
+                self._trainer.finish()
+        except FloatingPointError as error:
+            self._trainer.finish()
+            print(f"suzuri sft: step {step}: {error}. {self._where()}", file=sys.stderr)
+            return 1
+        except ValueError:
+            self._trainer.finish()
+            raise
+        finally:
+            self._batches.close()
+        if step < steps:
+            print(
+                f"stopped after step {step} of {steps}; the same command again goes on from "
+                f"{self._folder.state(step)}"
+            )
+            return INTERRUPTED
+        return self._end(step)
+
+    def _one(self, step: int, steps: int) -> None:
+        line = self._step(step, steps)
+        self._write(line)
+        is_last = step == steps
+        loss = line["train/loss"]
+        self._losses.append(loss)
+        self._display.show(
+            step,
+            f"loss {loss:.4f} lr {line['optim/learning_rate']:.2e} "
+            f"{line['time/tokens_per_s']:,.0f} tokens/s",
+            always=is_last or len(self._losses) == 1,
+        )
+        if self._holdout is not None and (is_last or step % self._config.eval_every == 0):
+            self._evaluate(step, self._holdout)
+        if step % self._config.save_every == 0:
+            self._save(step)
+
+    def _step(self, step: int, steps: int) -> dict[str, Any]:
+        start = time.perf_counter()
+        batch = self._batches.batch(step)
+        waited = time.perf_counter() - start
+        output = self._trainer.forward_backward(batch.samples, LOSS)
+        params = self._config.optimizer.params(step, steps)
+        norm = self._trainer.optim_step(params)["grad_norm"]
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"the norm of the gradient is {norm}; look at the last samples, or lower the "
+                "learning rate"
+            )
+        seconds = time.perf_counter() - start
+        num_tokens = sum(sample.num_tokens for sample in batch.samples)
+        line: dict[str, Any] = {
+            "step": step,
+            "train/loss": output.loss_sum / output.weight_sum,
+            "optim/learning_rate": params.learning_rate,
+            "optim/grad_norm": norm,
+            "data/tokens": num_tokens,
+            "data/weight": output.weight_sum,
+            "data/samples": len(batch.samples),
+        }
+        if (draft := output.metrics.get("draft_loss:sum")) is not None:
+            weight = self._config.trainer.draft_loss_weight * output.weight_sum
+            line["train/draft_loss"] = draft / weight
+        if (epoch := self._batches.epoch(step)) is not None:
+            line["data/epoch"] = epoch
+        if self._config.skip_bad:
+            line["data/skipped"] = self._batches.num_bad + batch.num_skipped
+        for name, value in output.metrics.items():
+            if name.startswith("e_"):
+                line[f"experts/{name}"] = value
+        line["time/seconds"] = seconds
+        line["time/data_seconds"] = waited
+        line["time/tokens_per_s"] = num_tokens / seconds
+        return line
+
+    def _evaluate(self, step: int, holdout: Holdout) -> None:
+        start = time.perf_counter()
+        loss, weight = holdout.loss(self._trainer, self._config.batch_size)
+        seconds = time.perf_counter() - start
+        self._write(
+            {"step": step, "eval/loss": loss, "eval/weight": weight, "time/eval_seconds": seconds}
+        )
+        self._display.say(f"step {step}: evaluation loss {loss:.4f}")
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._folder.write(line)
+        self._viewers.write(line)
+
+    def _save(self, step: int) -> None:
+        """Begins to write the state, when the one before is there and older ones are gone."""
+        if step == self._saved:
+            return
+        self._trainer.finish()
+        self._folder.prune(self._config.keep)
+        self._trainer.save_state(self._folder.state(step), wait=False)
+        self._saved = step
+
+    def _end(self, step: int) -> int:
+        self._folder.prune(self._config.keep)
+        if not self._folder.has_weights_of(step):
+            digest = self._trainer.publish_weights(self._folder.new_weights)
+            self._folder.publish(step, digest)
+        change = f", loss {self._losses[0]:.4f} to {self._losses[-1]:.4f}" if self._losses else ""
+        print(f"{step} steps done{change}; weights in {self._folder.weights}")
+        return 0
+
+    def _where(self) -> str:
+        states = self._folder.states()
+        if not states:
+            return f"No state was saved in {self._folder.path}"
+        return f"The last state is {self._folder.state(states[-1])}"
+
+
+@contextlib.contextmanager
+def _interrupts() -> Generator[_Interrupt]:
+    """Within the block the first Ctrl-C (or SIGTERM) asks to stop, the second leaves at once."""
+    found = _Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield found
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if found.asked:
+            # Threads that write a state would be waited for; what is half written is no state.
+            os._exit(INTERRUPTED)
+        found.asked = True
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nfinishing the step and saving; once more leaves at once\n")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield found
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,241 @@
+"""`LocalTrainer`: the five verbs on one device. Read `forward_backward` and `optim_step` first.
+
+The model is the one that the engine runs, op for op; a gradient is recorded beside it. So the
+log-probs that come back are, bit for bit, those with which the engine would sample.
+"""
+
+# torch leaves these without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from suzuri.kernels.exact import at_least_fp32
+from suzuri.kernels.token_logprobs import token_logprobs, token_logprobs_and_entropy
+from suzuri.model.inkling import Inkling
+from suzuri.processing.vocabulary import Vocabulary
+from suzuri.training import checkpoint, losses
+from suzuri.training.config import TrainingConfig
+from suzuri.training.draft_loss import draft_loss
+from suzuri.training.expert_loads import ExpertLoads
+from suzuri.training.losses import Loss, LossConfig, Rows
+from suzuri.training.optimizer import Optimizer, freeze
+from suzuri.training.packing import MicroBatch, build, check, micro_batches
+from suzuri.training.parallelize import recompute_layers
+from suzuri.types import AdamParams, Array, ForwardOutput, MediaInput, Sample
+
+Settings = Mapping[str, float | str]
+
+
+class LocalTrainer:
+    """A `Trainer` (types.py) over a model on one device.
+
+    Gradients add up from call to call until `optim_step`, whatever the packing; sums over samples
+    are in their order within a micro-batch. Not safe for several threads.
+    """
+
+    def __init__(self, model: Inkling, config: TrainingConfig, vocabulary: Vocabulary) -> None:
+        self.model, self.config, self.vocabulary = model, config, vocabulary
+        self.device = model.decoder.norm.weight.device
+        self.dtype = at_least_fp32(model.decoder.norm.weight.dtype)
+        self.trained = freeze(model, config.frozen)
+        self.optimizer = Optimizer(model.named_parameters())
+        self.loads = ExpertLoads(model)
+        self._saver = checkpoint.Saver()
+        self.num_steps = 0
+        self.weight_sum = 0.0
+        """Of the samples whose gradients are pending."""
+        if config.recompute:
+            recompute_layers(model)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest sample."""
+        most = self.model.config.text.model_max_length
+        return min(self.config.max_tokens or most, most)
+
+    def forward(
+        self, samples: Sequence[Sample], loss: str, config: Settings | None = None
+    ) -> ForwardOutput:
+        """Loss and log-probs; nothing is changed."""
+        with torch.no_grad():
+            return self._run(samples, loss, config, backward=False)
+
+    def forward_backward(
+        self, samples: Sequence[Sample], loss: str, config: Settings | None = None
+    ) -> ForwardOutput:
+        """As `forward`, and adds the gradient of the loss sum to what is pending.
+
+        Raises SampleError (a ValueError), naming the sample, before anything is computed.
+        FloatingPointError when the loss is no number: then no gradient is pending any more.
+        """
+        return self._run(samples, loss, config, backward=True)
+
+    def optim_step(self, params: AdamParams) -> dict[str, float]:
+        """Applies what is pending, moves the selection biases, and clears both."""
+        metrics = self.optimizer.step(params, self.weight_sum)
+        self.loads.move_biases(self.config.bias_rate)
+        self.num_steps += 1
+        self.weight_sum = 0.0
+        return metrics
+
+    def save_state(self, path: str | Path, *, wait: bool = True) -> None:
+        """Everything that a later run needs to go on as if it had not stopped; the folder `path`
+        appears whole or not at all. Without `wait` it is copied now and written while training
+        goes on; `finish` or the next save waits for it and raises what went wrong."""
+        self._saver.save(Path(path), self._state(), self._numbers())
+        if wait:
+            self._saver.wait()
+
+    def finish(self) -> None:
+        """Returns when every state is written."""
+        self._saver.wait()
+
+    def load_state(self, path: str | Path) -> None:
+        """Goes on where `save_state` left. Raises ValueError where it is of another model."""
+        tensors, numbers = checkpoint.load(Path(path))
+        checkpoint.fill(self.model, tensors)
+        self.optimizer.load(tensors)
+        self.loads.load(tensors)
+        self.num_steps = int(numbers["num_steps"])
+        self.weight_sum = float(numbers["weight_sum"])
+
+    def publish_weights(self, path: str | Path) -> str:
+        """Writes the weights that a sampler serves as a checkpoint folder (released layout), and
+        returns the hash of what they hold."""
+        return checkpoint.publish(self.model, Path(path))
+
+    def _state(self) -> dict[str, Tensor]:
+        frozen = {
+            f"parameter.{name}": parameter.detach()
+            for name, parameter in self.model.named_parameters()
+            if name not in self.optimizer.parameters
+        }
+        return {**frozen, **self.optimizer.state(), **self.loads.state()}
+
+    def _numbers(self) -> dict[str, float]:
+        return {"num_steps": self.num_steps, "weight_sum": self.weight_sum}
+
+    def _run(
+        self, samples: Sequence[Sample], loss: str, settings: Settings | None, *, backward: bool
+    ) -> ForwardOutput:
+        config = LossConfig.of(loss, settings or {})
+        check(samples, loss, config, self.vocabulary, self.max_tokens)
+        lengths = [sample.num_tokens for sample in samples]
+        found: list[Array | None] = [None] * len(samples)
+        total = _Totals()
+        for group in micro_batches(lengths, self.config.token_budget):
+            micro = build(samples, group, self.vocabulary, self._features, self.dtype, self.device)
+            with self.loads.counting():
+                one, logprobs_N, extra = self._losses(micro, loss, config)
+            if backward:
+                self._backward(one.loss + extra if extra is not None else one.loss)
+            total.add(one, extra)
+            parts = logprobs_N.detach().cpu().split(micro.lengths)
+            for index, part in zip(group, parts, strict=True):
+                found[index] = part.numpy()
+        if backward:
+            self.weight_sum += total.weight
+        return ForwardOutput(
+            loss_sum=total.loss,
+            weight_sum=total.weight,
+            logprobs=[one for one in found if one is not None],
+            metrics=total.metrics() | self.loads.metrics(),
+        )
+
+    def _backward(self, loss: Tensor) -> None:
+        if not bool(torch.isfinite(loss)):
+            self.optimizer.clear()
+            self.weight_sum = 0.0
+            raise FloatingPointError(
+                f"the loss is {float(loss.detach())}: no gradient is pending any more; look at the "
+                "last samples, or lower the learning rate"
+            )
+        if loss.requires_grad:
+            loss.backward()
+
+    def _features(self, item: MediaInput) -> Tensor:
+        tower = self.model.vision if item.kind == "image" else self.model.audio
+        if tower is None:
+            raise ValueError(f"a sample has a part of kind {item.kind}, the model no tower for it")
+        return tower(torch.as_tensor(np.asarray(item.inputs)).to(self.device))
+
+    def _losses(
+        self, micro: MicroBatch, name: str, config: LossConfig
+    ) -> tuple[Loss, Tensor, Tensor | None]:
+        """The loss, log-probs of the targets [N] or [N, K], and the draft depths' loss."""
+        decoder, fields = self.model.decoder, micro.fields
+        hidden_ND = decoder(micro.batch)
+        kept_M = self._kept(fields) if self.config.skip_unweighted else None
+        rows_ND, targets = hidden_ND, fields["target_tokens"]
+        if kept_M is not None:
+            rows_ND, targets = hidden_ND.index_select(0, kept_M), targets.index_select(0, kept_M)
+        logprobs_N, entropy_N = self._logprobs(rows_ND, targets, bool(config.entropy_coefficient))
+        shown_N = logprobs_N
+        if kept_M is not None:
+            everywhere = fields["target_tokens"].shape
+            zeros = logprobs_N.new_zeros(everywhere)
+            shown_N = torch.full_like(zeros, torch.nan).index_copy(0, kept_M, logprobs_N.detach())
+            logprobs_N = zeros.index_copy(0, kept_M, logprobs_N)
+            if entropy_N is not None:
+                entropy_N = zeros.index_copy(0, kept_M, entropy_N)
+        rows = Rows(logprobs_N, fields, micro.lengths, entropy_N)
+        found = losses.compute(name, rows, config)
+        extra = None
+        if self.config.draft_loss_weight and self.model.draft is not None:
+            extra = self.config.draft_loss_weight * draft_loss(
+                self.model, micro, hidden_ND, detached=self.config.draft_detached
+            )
+        return found, shown_N, extra
+
+    def _kept(self, fields: Mapping[str, Tensor]) -> Tensor | None:
+        weights = fields.get("weights")
+        if weights is None:
+            return None
+        return (weights.reshape(weights.shape[0], -1) != 0).any(-1).nonzero()[:, 0]
+
+    def _logprobs(
+        self, rows_MD: Tensor, targets: Tensor, wants_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        decoder = self.model.decoder
+        given, scale = (rows_MD, decoder.unembed.weight, targets), decoder.logit_scale
+        real = decoder.text.unpadded_vocab_size
+        if wants_entropy:
+            return token_logprobs_and_entropy(*given, scale=scale, num_rows=real)
+        return token_logprobs(*given, scale=scale, num_rows=real), None
+
+
+class _Totals:
+    """Losses of several micro-batches together."""
+
+    def __init__(self) -> None:
+        self.loss, self.weight, self.draft = 0.0, 0.0, None
+        self._means: dict[str, tuple[float, float]] = {}
+        self._peaks: dict[str, float] = {}
+
+    def add(self, one: Loss, draft: Tensor | None) -> None:
+        self.loss += float(one.loss.detach())
+        self.weight += float(one.weight)
+        if draft is not None:
+            self.draft = (self.draft or 0.0) + float(draft.detach())
+        for name, (value, weight) in one.means.items():
+            old = self._means.get(name, (0.0, 0.0))
+            self._means[name] = (old[0] + float(value), old[1] + float(weight))
+        for name, value in one.peaks.items():
+            self._peaks[name] = max(self._peaks.get(name, float("-inf")), float(value))
+
+    def metrics(self) -> dict[str, float]:
+        found = {"loss:sum": self.loss, "weight:sum": self.weight}
+        if self.draft is not None:
+            found["draft_loss:sum"] = self.draft
+        found |= {
+            f"{name}:mean": value / weight
+            for name, (value, weight) in self._means.items()
+            if weight
+        }
+        return found | {f"{name}:max": value for name, value in self._peaks.items()}
