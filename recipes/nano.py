@@ -1,7 +1,8 @@
 """inkling-nano from nothing: text, tools, pictures, sounds and draft depths, on one H200.
 
     suzuri sft recipes/nano.py --run_dir=runs/nano   # again to go on
-    suzuri sft recipes/nano.py --run_dir=runs/nano-cpu --device=cpu --steps=300 --batch_size=48 \\
+    suzuri sft recipes/nano.py --run_dir=runs/nano-cpu --device=cpu --data_workers=0 \\
+        --steps=300 --batch_size=48 \\
         --optimizer.warmup=20 --trainer.token_budget=4096     # in small, on a CPU
     suzuri eval runs/nano/weights
 """
@@ -19,6 +20,7 @@ config = SftConfig(
     run_dir="runs/nano",
     steps=6000,
     batch_size=512,
+    data_workers=10,
     eval_every=500,
     save_every=250,
     trainer=TrainingConfig(

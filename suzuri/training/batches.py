@@ -4,18 +4,36 @@ import concurrent.futures
 from collections.abc import Sequence
 
 from suzuri.training.config import SftConfig
-from suzuri.training.data import Batch, Checked, Order, SampleMaker, make_batch
+from suzuri.training.data import (
+    Batch,
+    Checked,
+    Made,
+    Order,
+    SampleMaker,
+    joined,
+    make_batch,
+    make_samples,
+)
+from suzuri.training.data_workers import DataWorkers
 from suzuri.training.trainer import LocalTrainer
 from suzuri.types import Dataset
 
 LOSS = "cross_entropy"
+AHEAD = 2
+"""Steps that workers are ahead."""
 
 
 class Batches:
-    """The batches of a run by the number of their step. The next one is made while one is used."""
+    """The batches of a run by the number of their step. The next ones are made while one is used:
+    by a thread, or by `workers`."""
 
     def __init__(
-        self, config: SftConfig, dataset: Dataset, maker: SampleMaker, checked: Checked | None
+        self,
+        config: SftConfig,
+        dataset: Dataset,
+        maker: SampleMaker,
+        checked: Checked | None,
+        workers: DataWorkers | None = None,
     ) -> None:
         self._config, self._dataset, self._maker = config, dataset, maker
         self.num_bad = 0 if checked is None else checked.num_bad
@@ -33,35 +51,40 @@ class Batches:
             steps = self._order.num_steps(config.epochs)
         self.steps = steps
         """Of the whole run."""
+        self._workers = workers
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "data")
-        self._next: tuple[int, concurrent.futures.Future[Batch]] | None = None
+        self._ahead: dict[int, Sequence[concurrent.futures.Future[Made]]] = {}
 
     def batch(self, step: int) -> Batch:
         """Raises ValueError naming the step and a conversation that cannot be learned from."""
-        if self._next is None or self._next[0] != step:
-            self._next = step, self._thread.submit(self._make, step)
-        made = self._next[1]
+        last = min(step + (AHEAD if self._workers else 1), self.steps)
+        self._ahead = {
+            number: self._ahead.get(number) or self._begin(number)
+            for number in range(step, last + 1)
+        }
         try:
-            batch = made.result()
+            return joined([part.result() for part in self._ahead[step]])
         except ValueError as error:
             raise ValueError(f"step {step}: {error}") from error
-        if step < self.steps:
-            self._next = step + 1, self._thread.submit(self._make, step + 1)
-        return batch
 
     def epoch(self, step: int) -> float | None:
         return None if self._order is None else self._order.epoch(step)
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._workers is not None:
+            self._workers.close()
 
-    def _make(self, step: int) -> Batch:
+    def _begin(self, step: int) -> Sequence[concurrent.futures.Future[Made]]:
         size, config = self._config.batch_size, self._config
         indices: Sequence[int] = range((step - 1) * size, step * size)
         if self._order is not None:
             epochs = config.epochs if config.steps is None else None
             indices = self._order.batch(step, epochs)
-        return make_batch(self._dataset, self._maker, indices, skip_bad=config.skip_bad)
+        if self._workers is not None:
+            return self._workers.submit(indices)
+        given = (self._dataset, self._maker, indices)
+        return [self._thread.submit(make_samples, *given, skip_bad=config.skip_bad)]
 
 
 class Holdout:

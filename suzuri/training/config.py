@@ -14,7 +14,7 @@ MAX_SEED = 2**62
 MAX_COUNT = 2**31
 FREE_FIELDS = frozenset(
     {"run_dir", "train", "eval", "steps", "eval_every", "save_every", "keep"}
-    | {"tensorboard", "wandb"}
+    | {"tensorboard", "wandb", "data_workers"}
 )
 """Fields of `SftConfig` that may change when a run goes on. Of files their content is compared."""
 
@@ -178,6 +178,10 @@ class SftConfig:
     batch_tokens: int | None = None
     """In place of batch_size: as many conversations per step as fit into so many tokens."""
 
+    data_workers: int = 0
+    """Processes that render ahead (0: a thread). Worth it where a step takes less time than
+    rendering its conversations, as on a GPU."""
+
     trainer: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
 
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -209,6 +213,8 @@ class SftConfig:
             _check_count(name, getattr(self, name))
         for name in ("save_every", "keep"):
             _check_count(name, getattr(self, name))
+        if type(self.data_workers) is not int or not 0 <= self.data_workers <= 256:
+            raise ValueError(f"data_workers = {self.data_workers!r}: must be from 0 to 256")
         if type(self.seed) is not int or not 0 <= self.seed <= MAX_SEED:
             raise ValueError(f"seed = {self.seed!r}: must be from 0 to {MAX_SEED}")
         if self.dtype not in ("bfloat16", "float32"):

@@ -6,6 +6,7 @@ Read `SampleMaker` first. jsonl.py reads files; `Order` says which conversations
 import array
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -236,20 +237,40 @@ class Batch:
     num_skipped: int = 0
 
 
-def make_batch(
+class Made(NamedTuple):
+    """Samples of some conversations, and what is wrong with those that were left out."""
+
+    samples: list[Sample]
+    faults: list[str]
+
+
+def make_samples(
     dataset: Dataset, maker: SampleMaker, indices: Sequence[int], *, skip_bad: bool
-) -> Batch:
+) -> Made:
     """The samples of these conversations, in order. Raises ValueError naming one that cannot be
-    learned from; with `skip_bad` only when none can."""
-    samples: list[Sample] = []
-    faults: list[str] = []
+    learned from, unless `skip_bad`."""
+    made = Made([], [])
     for index in indices:
         try:
-            samples += maker.samples(dataset.conversation(index))
+            made.samples.extend(maker.samples(dataset.conversation(index)))
         except (ValueError, RecursionError) as error:
-            faults.append(f"{place(dataset, index)}: {error}")
+            made.faults.append(f"{place(dataset, index)}: {error}")
             if not skip_bad:
-                raise ValueError(faults[0]) from error
+                raise ValueError(made.faults[0]) from error
+    return made
+
+
+def joined(parts: Sequence[Made]) -> Batch:
+    """One batch. Raises ValueError when it has no sample."""
+    samples = [sample for part in parts for sample in part.samples]
+    faults = [fault for part in parts for fault in part.faults]
     if not samples:
         raise ValueError(f"no conversation of this step can be learned from; {faults[0]}")
     return Batch(samples=samples, num_skipped=len(faults))
+
+
+def make_batch(
+    dataset: Dataset, maker: SampleMaker, indices: Sequence[int], *, skip_bad: bool
+) -> Batch:
+    """`make_samples` as a batch."""
+    return joined([make_samples(dataset, maker, indices, skip_bad=skip_bad)])

@@ -55,13 +55,20 @@ class Optimizer:
 
     def step(self, params: AdamParams, weight_sum: float) -> dict[str, float]:
         """One step from the gradients of the parameters, which are cleared. Parameters without a
-        gradient stay, moments included. Returns the norm of the gradient before it was clipped."""
+        gradient stay, moments included. Returns the norm of the gradient before it was clipped.
+        FloatingPointError where that is no number: then only the gradients are gone."""
         held = [(self.masters[n], p) for n, p in self.parameters.items() if p.grad is not None]
         gradients = [p.grad for _, p in held if p.grad is not None]
         if params.normalise and weight_sum:
             for gradient in gradients:
                 gradient.div_(weight_sum)
         norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+        if not bool(torch.isfinite(norm)):
+            self.clear()
+            raise FloatingPointError(
+                f"the norm of the gradient is {float(norm)}: no step was taken and no gradient is "
+                "pending any more; look at the last samples, or lower the learning rate"
+            )
         if params.grad_clip_norm:
             scale = (params.grad_clip_norm / norm.clamp(min=1e-30)).clamp(max=1.0)
             for gradient in gradients:

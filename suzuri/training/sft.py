@@ -10,7 +10,6 @@ goes on with the bits that it would have had.
 
 import contextlib
 import dataclasses
-import math
 import os
 import signal
 import sys
@@ -30,6 +29,7 @@ from suzuri.processing.vocabulary import vocabulary_of
 from suzuri.training.batches import LOSS, Batches, Holdout
 from suzuri.training.config import SftConfig
 from suzuri.training.data import Checked, SampleMaker, check_data
+from suzuri.training.data_workers import DataWorkers
 from suzuri.training.initial import fill_model, find_model
 from suzuri.training.jsonl import JsonlData
 from suzuri.training.run_dir import RunDir
@@ -79,7 +79,13 @@ def run_sft(config: SftConfig) -> int:
         if step:
             trainer.load_state(folder.state(step))
             display.say(f"going on after step {step} of {folder.path}")
-        batches = Batches(config, train, maker, checked)
+        workers = None
+        if config.data_workers:
+            longest = min(config.trainer.max_tokens or most, most)
+            workers = DataWorkers(
+                config.data_workers, train, shape, longest, skip_bad=config.skip_bad
+            )
+        batches = Batches(config, train, maker, checked, workers)
         holdout = None if evaluation is None else Holdout(evaluation, maker, held)
         viewers = Viewers(config, folder.path, step)
         try:
@@ -194,11 +200,6 @@ class _Run:
         output = self._trainer.forward_backward(batch.samples, LOSS)
         params = self._config.optimizer.params(step, steps)
         norm = self._trainer.optim_step(params)["grad_norm"]
-        if not math.isfinite(norm):
-            raise FloatingPointError(
-                f"the norm of the gradient is {norm}; look at the last samples, or lower the "
-                "learning rate"
-            )
         seconds = time.perf_counter() - start
         num_tokens = sum(sample.num_tokens for sample in batch.samples)
         line: dict[str, Any] = {

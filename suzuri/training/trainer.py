@@ -77,11 +77,15 @@ class LocalTrainer:
         return self._run(samples, loss, config, backward=True)
 
     def optim_step(self, params: AdamParams) -> dict[str, float]:
-        """Applies what is pending, moves the selection biases, and clears both."""
-        metrics = self.optimizer.step(params, self.weight_sum)
+        """Applies what is pending, moves the selection biases, and clears both.
+
+        FloatingPointError when the gradient's norm is no number: nothing has changed then, and
+        nothing is pending any more.
+        """
+        weight_sum, self.weight_sum = self.weight_sum, 0.0
+        metrics = self.optimizer.step(params, weight_sum)
         self.loads.move_biases(self.config.bias_rate)
         self.num_steps += 1
-        self.weight_sum = 0.0
         return metrics
 
     def save_state(self, path: str | Path, *, wait: bool = True) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from suzuri.envs.mixture import Mixture
 from suzuri.model.config import preset
 from suzuri.processing.chat import EFFORTS, ChatRenderer, TrainingExample
 from suzuri.processing.chat_blocks import to_blocks
@@ -22,7 +23,10 @@ from suzuri.processing.tokenizer import (
     Tokenizer,
 )
 from suzuri.processing.vocabulary import FullVocabulary, vocabulary_of
+from suzuri.training.batches import Batches
+from suzuri.training.config import SftConfig
 from suzuri.training.data import Checked, Order, SampleMaker, check_data, make_batch
+from suzuri.training.data_workers import DataWorkers
 from suzuri.training.jsonl import JsonlData, parse_line
 from suzuri.types import Conversation
 
@@ -356,3 +360,36 @@ def test_what_is_no_message_is_left_to_the_checks() -> None:
     for wrong in (None, "x", [3], [["role"]]):
         with pytest.raises(ValueError, match="messages"):
             renderer().render_for_training(wrong)
+
+
+def test_workers_make_the_batches_of_a_thread() -> None:
+    dataset = Mixture(weights={"arithmetic": 1.0, "small_talk": 1.0}, seed=4)
+    shape = preset("inkling-nano")
+    tokenizer = Tokenizer()
+    vocabulary = vocabulary_of(shape.kept_vocabulary, tokenizer.token_bytes)
+    maker = SampleMaker(tokenizer, shape, vocabulary, 400)
+    config = SftConfig(dataset=dataset, steps=4, batch_size=5)
+    workers = DataWorkers(2, dataset, shape, 400, skip_bad=False)
+    found: list[list[Any]] = []
+    for batches in (
+        Batches(config, dataset, maker, None),
+        Batches(config, dataset, maker, None, workers),
+    ):
+        made = [batches.batch(step) for step in (1, 2, 4, 3)]
+        batches.close()
+        found.append(
+            [
+                [(list(s.tokens), s.inputs["weights"].tolist()) for s in batch.samples]
+                for batch in made
+            ]
+        )
+    assert found[0] == found[1]
+    assert [len(batch) for batch in found[0]] == [5] * 4
+
+
+def test_a_data_set_that_cannot_be_sent_is_named() -> None:
+    class Local(Mixture):
+        pass
+
+    with pytest.raises(ValueError, match="data_workers = 2: the data set cannot be sent"):
+        DataWorkers(2, Local(), preset("inkling-nano"), 400, skip_bad=False)

@@ -454,3 +454,18 @@ def test_a_loss_that_is_no_number_leaves_no_gradient() -> None:
         subject.forward_backward(samples(), "cross_entropy")
     assert not gradients(subject)
     assert subject.weight_sum == 0
+
+
+def test_a_gradient_that_is_no_number_changes_nothing() -> None:
+    subject = trainer()
+    subject.forward_backward(samples(), "cross_entropy")
+    before = content_hash(subject.model)
+    gradient = subject.optimizer.parameters["decoder.norm.weight"].grad
+    assert gradient is not None
+    gradient[0] = float("nan")
+    with pytest.raises(FloatingPointError, match="no step was taken"):
+        subject.optim_step(STEP)
+    assert content_hash(subject.model) == before
+    assert not gradients(subject)
+    subject.forward_backward(samples(), "cross_entropy")
+    assert subject.optim_step(STEP)["grad_norm"] > 0

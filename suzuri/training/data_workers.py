@@ -1,0 +1,59 @@
+"""Processes that make samples ahead of time, for runs whose steps are quicker than rendering."""
+
+import concurrent.futures
+import multiprocessing
+import pickle
+from collections.abc import Sequence
+
+from suzuri.model.config import ModelConfig
+from suzuri.processing.tokenizer import Tokenizer
+from suzuri.processing.vocabulary import vocabulary_of
+from suzuri.training.data import Made, SampleMaker, make_samples
+from suzuri.types import Dataset
+
+_held: list[tuple[Dataset, SampleMaker]] = []
+"""Of a worker process: what it makes samples from."""
+
+
+class DataWorkers:
+    """A pool of processes that each hold the data set. Raises ValueError for one that cannot be
+    sent to a process."""
+
+    def __init__(
+        self, count: int, dataset: Dataset, shape: ModelConfig, max_tokens: int, *, skip_bad: bool
+    ) -> None:
+        try:
+            sent = pickle.dumps((dataset, shape, max_tokens))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"data_workers = {count}: the data set cannot be sent to another process "
+                f"({error}); use 0, or define it in a module that can be imported"
+            ) from error
+        self._count, self._skip_bad = count, skip_bad
+        self._pool = concurrent.futures.ProcessPoolExecutor(
+            count,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start,
+            initargs=(sent,),
+        )
+
+    def submit(self, indices: Sequence[int]) -> list[concurrent.futures.Future[Made]]:
+        """The samples of these conversations in parts, in order."""
+        size = -(-len(indices) // self._count)
+        parts = [indices[i : i + size] for i in range(0, len(indices), size)]
+        return [self._pool.submit(_make, list(part), self._skip_bad) for part in parts]
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start(sent: bytes) -> None:
+    dataset, shape, max_tokens = pickle.loads(sent)
+    tokenizer = Tokenizer()
+    vocabulary = vocabulary_of(shape.kept_vocabulary, tokenizer.token_bytes)
+    _held[:] = [(dataset, SampleMaker(tokenizer, shape, vocabulary, max_tokens))]
+
+
+def _make(indices: list[int], skip_bad: bool) -> Made:
+    dataset, maker = _held[0]
+    return make_samples(dataset, maker, indices, skip_bad=skip_bad)
