@@ -1,4 +1,4 @@
-"""Arithmetic that the compiled loops share. Read `exp` and `_products` first: exact.exp and
+"""Arithmetic that the compiled loops share. Read `exp` and `products` first: exact.exp and
 exact.accumulators are defined by the same operations in the same order.
 """
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from suzuri.kernels.arrays import Array, array
 from suzuri.kernels.compiled import SMALL_PRODUCT, loop, number, spread
+from suzuri.kernels.micro import LANES, VECTORS, WIDTH, add_product, make_tile
 
 
 @loop
@@ -95,81 +96,161 @@ def swiglu_row(gate_up, y):
         y[f] = silu * ups[f]
 
 
-COLUMNS = 512
-"""Columns of a product handled at once: the accumulators of four rows lie in the first cache."""
+tile_1, tile_2, tile_3, tile_4 = (make_tile(rows) for rows in (1, 2, 3, 4))
+broad_2 = make_tile(2, 2 * VECTORS)
+thin_1, thin_2, thin_3, thin_4 = (make_tile(rows, 1) for rows in (1, 2, 3, 4))
 
 
-def _products(x, w, y, first, last):
-    """y[:, first:last] = x [M, K] @ w [K, N] in fp64, K in order, one product and one sum at a
-    time; rounded to the dtype of y. Four rows and four k at once: quicker, and the same order."""
-    rows, k_all = x.shape
-    k_four = k_all - k_all % 4
-    totals = np.empty((4, min(COLUMNS, last - first)), np.float64)
+@loop
+def _tiles(x, rows, w, k, n, totals, j, fresh, count, source):
+    """A panel of WIDTH columns (micro.make_tile), all rows."""
+    four = rows - rows % 4
+    for i in range(0, four, 4):
+        tile_4(x, i, w, k, n, totals, j, fresh, count, source)
+    if rows - four == 1:
+        tile_1(x, four, w, k, n, totals, j, fresh, count, source)
+    elif rows - four == 2:
+        tile_2(x, four, w, k, n, totals, j, fresh, count, source)
+    elif rows - four == 3:
+        tile_3(x, four, w, k, n, totals, j, fresh, count, source)
+
+
+@loop
+def _thin_tiles(x, rows, w, k, n, totals, j, fresh, count, source):
+    """A panel of LANES columns."""
+    four = rows - rows % 4
+    for i in range(0, four, 4):
+        thin_4(x, i, w, k, n, totals, j, fresh, count, source)
+    if rows - four == 1:
+        thin_1(x, four, w, k, n, totals, j, fresh, count, source)
+    elif rows - four == 2:
+        thin_2(x, four, w, k, n, totals, j, fresh, count, source)
+    elif rows - four == 3:
+        thin_3(x, four, w, k, n, totals, j, fresh, count, source)
+
+
+@loop
+def _widen(x, m, rows, k, count, x64):
+    """x64[:rows, :count] = rows of x from m on, columns from k on."""
+    for i in range(rows):
+        row, out = x[m + i][k : k + count], x64[i]
+        for c in range(count):
+            out[c] = row[c]
+
+
+@loop
+def _pack(w, k, count, n, width, panel):
+    """panel[:count] = rows of w from k on, `width` columns from n on; the others are zero."""
+    for i in range(count):
+        row, out = w[k + i][n : n + width], panel[i]
+        for c in range(width):
+            out[c] = row[c]
+        for c in range(width, out.size):
+            out[c] = 0.0
+
+
+@loop
+def _round(totals, rows, whole, shift, y, m, start, width):
+    """Rows m and following of y, `width` columns from `start` on. From column `whole` on, what
+    belongs there lies `shift` columns to the right."""
+    for i in range(rows):
+        out = y[m + i][start : start + width]
+        row, last = totals[i], totals[i][whole + shift : width + shift]
+        for c in range(whole):
+            out[c] = row[c]
+        rest = out[whole:]
+        for c in range(last.size):
+            rest[c] = last[c]
+
+
+ROWS, COLUMNS, DEPTH = 128, 512, 64
+"""Rows, columns and k of a product handled at once: what is read again lies in a cache."""
+MANY_ROWS = 24
+"""From so many rows on a panel of weights is copied first: fp64, each row beside the next."""
+WIDE = 1024
+"""Fewer k at once of wider weights: their rows lie far apart, often in the same places of a cache.
+"""
+
+
+@loop
+def _add(x64, rows, w, k, count, start, width, step, packed, panel, totals, source):
+    """totals[:rows, :width] += x64[:rows, :count] @ w[k : k + count, start : start + width], or
+    becomes that if k is 0; panel by panel."""
+    for j in range(0, width, step):
+        # No panel ends behind the last column: it begins earlier, and is computed again.
+        n, fresh = min(start + j, w.shape[1] - step), k == 0
+        if packed:
+            _pack(w, k, count, start + j, min(step, width - j), panel)
+            if step == WIDTH:
+                _tiles(x64, rows, panel, 0, 0, totals, j, fresh, count, source)
+            else:
+                _thin_tiles(x64, rows, panel, 0, 0, totals, j, fresh, count, source)
+        elif step == WIDTH:
+            _tiles(x64, rows, w, k, n, totals, j, fresh, count, source)
+        elif step == LANES:
+            _thin_tiles(x64, rows, w, k, n, totals, j, fresh, count, source)
+        else:
+            broad_2(x64, 0, w, k, n, totals, j, fresh, count, source)
+
+
+@loop
+def _row_alone(x, w, y, first, last):
+    """`products` for a row, which takes as long as reading the weights does: in rows, as they lie.
+    Four k at once: quicker, and the same order."""
+    four = x.size - x.size % 4
+    totals = np.empty(min(COLUMNS, last - first), np.float64)
     for start in range(first, last, COLUMNS):
         # Rows are sliced, so that every index below is a plain loop variable: those vectorise.
-        width = min(COLUMNS, last - start)
-        stop = start + width
-        t0, t1, t2, t3 = totals[0][:width], totals[1][:width], totals[2][:width], totals[3][:width]
-        for m in range(0, rows - rows % 4, 4):
-            x0, x1, x2, x3 = x[m], x[m + 1], x[m + 2], x[m + 3]
-            for n in range(width):
-                t0[n], t1[n], t2[n], t3[n] = 0.0, 0.0, 0.0, 0.0
-            for k in range(0, k_four, 4):
-                w0, w1 = w[k][start:stop], w[k + 1][start:stop]
-                w2, w3 = w[k + 2][start:stop], w[k + 3][start:stop]
-                a0, a1 = np.float64(x0[k]), np.float64(x0[k + 1])
-                a2, a3 = np.float64(x0[k + 2]), np.float64(x0[k + 3])
-                b0, b1 = np.float64(x1[k]), np.float64(x1[k + 1])
-                b2, b3 = np.float64(x1[k + 2]), np.float64(x1[k + 3])
-                c0, c1 = np.float64(x2[k]), np.float64(x2[k + 1])
-                c2, c3 = np.float64(x2[k + 2]), np.float64(x2[k + 3])
-                d0, d1 = np.float64(x3[k]), np.float64(x3[k + 1])
-                d2, d3 = np.float64(x3[k + 2]), np.float64(x3[k + 3])
-                for n in range(width):
-                    u0, u1 = np.float64(w0[n]), np.float64(w1[n])
-                    u2, u3 = np.float64(w2[n]), np.float64(w3[n])
-                    t0[n] = (((t0[n] + a0 * u0) + a1 * u1) + a2 * u2) + a3 * u3
-                    t1[n] = (((t1[n] + b0 * u0) + b1 * u1) + b2 * u2) + b3 * u3
-                    t2[n] = (((t2[n] + c0 * u0) + c1 * u1) + c2 * u2) + c3 * u3
-                    t3[n] = (((t3[n] + d0 * u0) + d1 * u1) + d2 * u2) + d3 * u3
-            for k in range(k_four, k_all):
-                w0 = w[k][start:stop]
-                a0, b0 = np.float64(x0[k]), np.float64(x1[k])
-                c0, d0 = np.float64(x2[k]), np.float64(x3[k])
-                for n in range(width):
-                    u0 = np.float64(w0[n])
-                    t0[n] += a0 * u0
-                    t1[n] += b0 * u0
-                    t2[n] += c0 * u0
-                    t3[n] += d0 * u0
-            y0, y1 = y[m][start:stop], y[m + 1][start:stop]
-            y2, y3 = y[m + 2][start:stop], y[m + 3][start:stop]
-            for n in range(width):
-                y0[n], y1[n], y2[n], y3[n] = t0[n], t1[n], t2[n], t3[n]
-        for m in range(rows - rows % 4, rows):
-            x0 = x[m]
-            for n in range(width):
-                t0[n] = 0.0
-            for k in range(0, k_four, 4):
-                w0, w1 = w[k][start:stop], w[k + 1][start:stop]
-                w2, w3 = w[k + 2][start:stop], w[k + 3][start:stop]
-                a0, a1 = np.float64(x0[k]), np.float64(x0[k + 1])
-                a2, a3 = np.float64(x0[k + 2]), np.float64(x0[k + 3])
-                for n in range(width):
-                    total = (t0[n] + a0 * np.float64(w0[n])) + a1 * np.float64(w1[n])
-                    t0[n] = (total + a2 * np.float64(w2[n])) + a3 * np.float64(w3[n])
-            for k in range(k_four, k_all):
-                w0, a0 = w[k][start:stop], np.float64(x0[k])
-                for n in range(width):
-                    t0[n] += a0 * np.float64(w0[n])
-            y0 = y[m][start:stop]
-            for n in range(width):
-                y0[n] = t0[n]
+        stop = min(start + COLUMNS, last)
+        sums, out = totals[: stop - start], y[start:stop]
+        for n in range(sums.size):
+            sums[n] = 0.0
+        for k in range(0, four, 4):
+            w0, w1 = w[k][start:stop], w[k + 1][start:stop]
+            w2, w3 = w[k + 2][start:stop], w[k + 3][start:stop]
+            a0, a1 = np.float64(x[k]), np.float64(x[k + 1])
+            a2, a3 = np.float64(x[k + 2]), np.float64(x[k + 3])
+            for n in range(sums.size):
+                total = add_product(add_product(sums[n], a0, w0[n], x), a1, w1[n], x)
+                sums[n] = add_product(add_product(total, a2, w2[n], x), a3, w3[n], x)
+        for k in range(four, x.size):
+            w0, a0 = w[k][start:stop], np.float64(x[k])
+            for n in range(sums.size):
+                sums[n] = add_product(sums[n], a0, w0[n], x)
+        for n in range(sums.size):
+            out[n] = sums[n]
 
 
-products = loop(_products, fused=True)
-"""Of fp32 x and w."""
-products_fp64 = loop(_products)
+@loop
+def products(x, w, y, first, last):
+    """y[:, first:last] = x [M, K] @ w [K, N] in fp64, K in order, one product and one sum at a
+    time; rounded to the dtype of y. x and w are both fp32 or both fp64."""
+    (rows, k_all), columns = x.shape, w.shape[1]
+    if rows == 1:
+        _row_alone(x[0], w, y[0], first, last)
+        return
+    step = WIDTH if columns >= WIDTH else LANES
+    if rows == 2 and columns >= 2 * WIDTH:
+        step = 2 * WIDTH  # of two rows there would be too few sums side by side
+    packed = columns < LANES or (rows >= MANY_ROWS and step == WIDTH)
+    depth = DEPTH if packed or columns <= WIDE else DEPTH // 2
+    height, span = min(rows, ROWS), min(last - first, COLUMNS)
+    x64 = np.empty((height, min(depth, k_all)), np.float64)
+    totals = np.empty((height, (span + step - 1) // step * step), np.float64)
+    panel = np.empty((depth, step), np.float64) if packed else totals
+    if k_all == 0:
+        totals[:] = 0.0
+    for m in range(0, rows, ROWS):
+        height = min(rows - m, ROWS)
+        for start in range(first, last, COLUMNS):
+            width = min(last - start, COLUMNS)
+            for k in range(0, k_all, depth):
+                count = min(depth, k_all - k)
+                _widen(x, m, height, k, count, x64)
+                _add(x64, height, w, k, count, start, width, step, packed, panel, totals, x)
+            whole = (width - 1) // step * step
+            shift = 0 if packed else max(start + whole + step - columns, 0)
+            _round(totals, height, whole, shift, y, m, start, width)
 
 
 @loop
@@ -189,13 +270,23 @@ def exps(x, y):
 
 
 def multiply(x: Array, w: Array, out: Array) -> None:
-    """out [M, N] = x [M, K] @ w [K, N], contiguous, fp32 or fp64; see `_products`."""
-    work = out.size * x.shape[1]
-    run = products if x.dtype == np.float32 else products_fp64
+    """out [M, N] = x [M, K] @ w [K, N], contiguous, both fp32 or both fp64; see `products`."""
+    (rows, columns), work = out.shape, out.size * x.shape[1]
     if work <= SMALL_PRODUCT:
-        run(x, w, out, 0, out.shape[1])
+        products(x, w, out, 0, columns)
+        return
+
+    def some_rows(low: int, high: int) -> None:
+        part = slice(4 * low, 4 * high)
+        products(x[part], w, out[part], 0, columns)
+
+    def some_columns(low: int, high: int) -> None:
+        products(x, w, out, WIDTH * low, min(WIDTH * high, columns))
+
+    if rows > columns:
+        spread(work, -(-rows // 4), some_rows)
     else:
-        spread(work, out.shape[1], lambda low, high: run(x, w, out, low, high))
+        spread(work, -(-columns // WIDTH), some_columns)
 
 
 def exp_all(x: Tensor, y: Tensor) -> None:
