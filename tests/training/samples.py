@@ -40,6 +40,8 @@ def policy_samples(lengths: tuple[int, ...] = (9, 21, 5), seed: int = 1) -> list
     ]
 
 
-def trainer(dtype: str = "float32", model: str = "tiny", **fields: Any) -> LocalTrainer:
-    found = random_model(model, getattr(torch, dtype))
+def trainer(
+    dtype: str = "float32", model: str = "tiny", device: str = "cpu", **fields: Any
+) -> LocalTrainer:
+    found = random_model(model, getattr(torch, dtype)).to(device)
     return LocalTrainer(found, TrainingConfig(**fields), FullVocabulary())

@@ -75,9 +75,20 @@ def engine_logprobs(model: Inkling, dtype: str, sample: Sample, start: int) -> l
     return found
 
 
+GPU = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    ],
+)
+DEVICES = pytest.mark.parametrize("device", ["cpu", GPU])
+
+
+@DEVICES
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_logprobs_are_those_of_the_engine_bit_for_bit(dtype: str) -> None:
-    subject = trainer(dtype, token_budget=40)
+def test_logprobs_are_those_of_the_engine_bit_for_bit(dtype: str, device: str) -> None:
+    subject = trainer(dtype, token_budget=40, device=device)
     given = samples((24, 12))
     for output in (
         subject.forward(given, "cross_entropy"),
@@ -137,8 +148,9 @@ def test_targets_may_be_several_per_token() -> None:
     assert together.loss_sum == pytest.approx(apart.loss_sum)
 
 
-def test_gradients_repeat_and_add_up() -> None:
-    subject, given = trainer(token_budget=25), samples()
+@DEVICES
+def test_gradients_repeat_and_add_up(device: str) -> None:
+    subject, given = trainer(token_budget=25, device=device), samples()
     subject.forward_backward(given, "cross_entropy")
     first = gradients(subject)
     assert all(bool((x != 0).any()) for name, x in first.items() if "experts" not in name)
@@ -173,11 +185,12 @@ def test_what_a_sample_is_packed_with_does_not_change_its_gradient() -> None:
             assert apart[name] <= 1e-5 * max(float(x.norm()), 1e-6), name
 
 
+@DEVICES
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_recomputed_layers_give_the_same_bits(dtype: str) -> None:
+def test_recomputed_layers_give_the_same_bits(dtype: str, device: str) -> None:
     found = []
     for recompute in (False, True):
-        subject = trainer(dtype, recompute=recompute, bias_rate=0.1)
+        subject = trainer(dtype, recompute=recompute, bias_rate=0.1, device=device)
         output = subject.forward_backward(samples(), "cross_entropy")
         found.append((gradients(subject), output.loss_sum, dict(subject.loads.counts)))
     assert equal(found[0][0], found[1][0])
@@ -214,9 +227,10 @@ def test_a_gradient_of_the_whole_model_is_its_slope() -> None:
     assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(size, rel=1e-5)
 
 
+@DEVICES
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_steps_lower_the_loss_and_the_copy_is_the_master_rounded(dtype: str) -> None:
-    subject, given = trainer(dtype), samples((12, 8))
+def test_steps_lower_the_loss_and_the_copy_is_the_master_rounded(dtype: str, device: str) -> None:
+    subject, given = trainer(dtype, device=device), samples((12, 8))
     before = subject.forward(given, "cross_entropy").loss_sum
     for _ in range(4):
         subject.forward_backward(given, "cross_entropy")
@@ -469,3 +483,23 @@ def test_a_gradient_that_is_no_number_changes_nothing() -> None:
     assert not gradients(subject)
     subject.forward_backward(samples(), "cross_entropy")
     assert subject.optim_step(STEP)["grad_norm"] > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["cross_entropy", "ppo"])
+def test_gradients_on_a_gpu_are_those_of_the_cpu(name: str) -> None:
+    """In fp32, but for the order of sums; every parameter has one."""
+    given = samples() if name == "cross_entropy" else policy_samples()
+    found: list[dict[str, Tensor]] = []
+    for device in ("cpu", "cuda"):
+        subject = trainer(device=device, draft_loss_weight=0.5 if name == "cross_entropy" else 0.0)
+        subject.forward_backward(given, name)
+        found.append({n: x.cpu() for n, x in gradients(subject).items()})
+    cpu, gpu = found
+    assert cpu.keys() == gpu.keys()
+    size = math.sqrt(sum(float((x**2).sum()) for x in cpu.values()))
+    apart = {n: float((gpu[n] - x).norm()) for n, x in cpu.items()}
+    assert math.sqrt(sum(x**2 for x in apart.values())) < 1e-4 * size
+    for n, x in cpu.items():
+        assert apart[n] <= 1e-3 * max(float(x.norm()), 1e-3 * size), n
