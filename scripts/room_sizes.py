@@ -13,7 +13,7 @@ from rich.table import Table
 
 PACKAGE = Path(__file__).resolve().parents[1] / "suzuri"
 
-TOP = "config, types, log, cli"
+TOP = "config, types, log, interrupts, cli"
 AIMS = {
     TOP: 950,
     "kernels": 9_000,

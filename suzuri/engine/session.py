@@ -1,17 +1,14 @@
 """The requests of one caller in an engine: added, stepped, collected, and never left behind."""
 
 import collections
-import contextlib
-import signal
-import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from collections.abc import Sequence as Many
-from types import FrameType
 
 from suzuri.engine.engine import Engine
 from suzuri.engine.outputs import OutputBuilder, RequestOutput
 from suzuri.engine.prompts import Prepared
 from suzuri.engine.sampling_params import SamplingParams
+from suzuri.interrupts import interrupts_wait
 
 
 class Session:
@@ -71,7 +68,7 @@ class Session:
         """One step of the engine, if it has work."""
         if not self.engine.has_work:
             return
-        with _interrupts_wait():
+        with interrupts_wait():
             for event in self.engine.step():
                 id = event.sequence.request.id
                 if id not in self._running:
@@ -89,30 +86,9 @@ class Session:
         """End whatever runs and let the engine forget it."""
         if not self._running:
             return
-        with _interrupts_wait():
+        with interrupts_wait():
             for id in self._running:
                 self.engine.abort(id)
             while self.engine.has_work:
                 self.engine.step()
         self._running.clear()
-
-
-@contextlib.contextmanager
-def _interrupts_wait() -> Generator[None]:
-    """Ctrl-C raises KeyboardInterrupt at the end of the block instead of within it."""
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    came: list[int] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if came:
-        raise KeyboardInterrupt

@@ -23,7 +23,7 @@ from tests.architecture.source import (
 )
 
 LEVELS = (
-    {"config", "types", "log"},
+    {"config", "types", "log", "interrupts"},
     {"kernels"},
     {"distributed"},
     {"model"},
@@ -37,6 +37,7 @@ LEVEL_OF = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
 TORCH_FREE = (
     "suzuri/cli.py",
+    "suzuri/interrupts.py",
     "suzuri/**/config.py",
     "suzuri/**/types.py",
     "suzuri/**/log.py",
@@ -56,7 +57,7 @@ TORCH_FREE = (
         f"suzuri/tools/chat/{name}.py"
         for name in (
             *("run", "loop", "commands", "conversation", "backend", "remote", "http"),
-            *("display", "lines", "interrupts"),
+            *("display", "lines"),
         )
     ),
     *(f"suzuri/tools/{name}/**/*.py" for name in ("doctor", "inspect", "plan", "pull")),

@@ -12,6 +12,7 @@ from suzuri.engine.load import DEFAULT_MODEL, load_engine
 from suzuri.engine.prompts import prepare_chat
 from suzuri.engine.request import Request
 from suzuri.engine.worker import warm_up
+from suzuri.interrupts import interrupts_wait
 from suzuri.processing.chat import ChatRenderer
 from suzuri.processing.grammar import Grammar, GrammarCompiler
 from suzuri.processing.grammar_request import chat_grammar
@@ -20,7 +21,6 @@ from suzuri.processing.tokenizer import Tokenizer
 from suzuri.tools.chat.backend import AnswerFailed, Ask, Ended, Part
 from suzuri.tools.chat.config import ChatConfig
 from suzuri.tools.chat.display import Display
-from suzuri.tools.chat.interrupts import interrupts_wait
 
 
 class LocalBackend:

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from suzuri.engine.sampling_params import SamplingParams
+from suzuri.interrupts import interrupts_wait
 from suzuri.processing.chat_output import Piece, collect
 from suzuri.processing.media import Kind
 from suzuri.tools.chat.backend import AnswerFailed, Ask, Backend, Ended
@@ -13,7 +14,6 @@ from suzuri.tools.chat.commands import Command, media_part, parse_line, read_fil
 from suzuri.tools.chat.config import parse_effort
 from suzuri.tools.chat.conversation import Conversation
 from suzuri.tools.chat.display import Display, clean
-from suzuri.tools.chat.interrupts import interrupts_wait
 from suzuri.tools.chat.lines import Lines
 
 INTERRUPTED = 130
