@@ -262,7 +262,7 @@ def test_files_go_with_the_next_message(tmp_path: Path, kind: str) -> None:
     path.write_bytes(b"data")
     (tmp_path / "bad").write_bytes(b"bad")
     names = [str(path), f"'{path}'", str(path).replace(" ", "\\ ")]
-    faulty = ["", str(tmp_path), f"{tmp_path}/none", f"{tmp_path}/bad"]
+    faulty = ["", str(tmp_path), f"{tmp_path}/none", f"{tmp_path}/bad", "/dev/zero"]
     backend = Scripted(text("a"), text("b"))
     lines = Typed(*[f"/{kind} {name}" for name in (*names, *faulty)], "look", "on")
     _, _, err, sent = talk(backend, lines)
@@ -278,6 +278,7 @@ def test_files_go_with_the_next_message(tmp_path: Path, kind: str) -> None:
     assert sent[1][-1] == {"role": "user", "content": "on"}
     for words in ("give a file, /", "is a folder", "cannot be read (No such", "it is no picture"):
         assert words in err
+    assert "/dev/zero: is no ordinary file" in err
 
 
 def test_lines_with_a_slash() -> None:
@@ -378,6 +379,7 @@ def test_deltas_become_pieces() -> None:
         (["--url", "x", "--api-key-file", "/none"], "--api-key-file /none: cannot be read"),
         (["--tools", "/none.json"], "--tools /none.json: cannot be read"),
         (["--tools", "/"], "--tools / is a folder"),
+        (["--tools", "/dev/zero"], "--tools /dev/zero: cannot be read (it is larger than 64 MiB)"),
         (["--effort", "hihg"], "--effort: reasoning effort 'hihg': must be one of none"),
         (["--max-tokens", "0"], "max_tokens = 0: must be from 1"),
         (["--temperature", "nan"], "temperature = nan"),

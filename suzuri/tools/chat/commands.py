@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import difflib
 import shlex
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,8 @@ def read_file(name: str, command: str) -> tuple[str, bytes]:
     if path.is_dir():
         raise ValueError(f"/{command} {path}: is a folder; give a file")
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe or device may never end
+            raise ValueError(f"/{command} {path}: is no ordinary file; give one")
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"/{command} {path}: is larger than {MOST_BYTES >> 20} MiB")
         return path.name, path.read_bytes()

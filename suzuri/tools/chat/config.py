@@ -14,6 +14,8 @@ from suzuri.processing.chat import effort_level
 from suzuri.processing.chat_blocks import tool_block
 
 MAX_SEED = 2**62
+MOST_BYTES = 64 << 20
+"""Of a file of tools or keys."""
 OF_SERVERS = ("api_key", "api_key_file")
 OF_LOADING = ("random_weights", "text_only", "dtype", "device", "max_context", "memory_gb")
 
@@ -142,8 +144,9 @@ class ChatConfig:
         if self.tools is None:
             return []
         flag = f"--tools {self.tools}"
+        data = _read(flag, self.tools)
         try:
-            found: object = json.loads(_read(flag, self.tools).decode())
+            found: object = json.loads(data.decode())
             if not isinstance(found, list):
                 raise ValueError("it must hold a list of tools")
             tool_block(cast("object", found))
@@ -192,7 +195,11 @@ def _read(flag: str, name: str) -> bytes:
     if path.is_dir():
         raise ValueError(f"{flag} is a folder; give a file")
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)  # a device may never end
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"it is larger than {MOST_BYTES >> 20} MiB")
+        return data
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ValueError(f"{flag}: cannot be read ({reason})") from error
