@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
@@ -389,7 +390,7 @@ def test_deltas_become_pieces() -> None:
 )
 def test_wrong_flags_are_refused(words: list[str], message: str) -> None:
     config = parse(ChatConfig, prog="suzuri chat", args=words)
-    with pytest.raises(ValueError, match=message.replace("(", "\\(")):
+    with pytest.raises(ValueError, match=re.escape(message)):
         config.resolve()
 
 
