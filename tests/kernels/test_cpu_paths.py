@@ -41,6 +41,8 @@ from tests.kernels.forward_ops import FORWARD_OPS, Draw
 from tests.kernels.rows import LAYOUTS, TOTAL
 
 CPU = torch.device("cpu")
+LINES = 64
+"""Of paged_attention/cpu.py."""
 EXTREMES = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-42, 3e38)
 
 
@@ -111,6 +113,78 @@ def test_paged_attention_over_chunks_of_very_different_lengths(
                 *given, *pools, table, first, starts, window=window
             )
         )
+
+
+@each_low_dtype
+@pytest.mark.parametrize("window", [None, 5, 100, 300])
+@pytest.mark.parametrize("heads", [(4, 1, 16), (8, 2, 32), (3, 3, 20), (5, 1, 7)])
+def test_relative_attention_at_the_edges_of_blocks(
+    heads: tuple[int, int, int], window: int | None, dtype: torch.dtype
+):
+    """Blocks of 12, 16, 21 or 64 rows, one fewer and one more, and several sequences."""
+    query_heads, kv_heads, channels = heads
+    block = LINES * kv_heads // query_heads
+    lengths = [block - 1, block, 0, block + 1, 1, 2 * block + 1, 63, 65, 530]
+    g = generator(block)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g).to(dtype)
+
+    total = sum(lengths)
+    q, r = normal(total, query_heads, channels) * channels**0.5, normal(total, query_heads, 3)
+    k, v = normal(total, kv_heads, channels), normal(total, kv_heads, channels)
+    proj, starts = normal(3, 90), torch.tensor([0, *lengths]).cumsum(0)
+    assert_as_reference(lambda: relative_attention(q, k, v, r, proj, starts, window=window))
+
+
+@each_low_dtype
+@pytest.mark.parametrize("window", [None, 9, 270])
+@pytest.mark.parametrize("size", [1, 4, 128])
+def test_paged_attention_in_blocks_that_begin_anywhere(
+    size: int, window: int | None, dtype: torch.dtype
+):
+    """Chunk boundaries (256, 512) and tiles inside of a block; windows that begin inside a tile."""
+    g = generator(size)
+    first, rows = torch.tensor([250, 505, 40, 0, 511]), [17, 33, 31, 32, 1]
+    total, pages = sum(rows), -(-600 // size)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g).to(dtype)
+
+    given = (normal(total, 4, 16), normal(total, 4, 3), normal(3, 40))
+    pools = (normal(40, size, 2, 16), normal(40, size, 2, 16))
+    table = torch.randint(40, (5, pages), generator=g)
+    starts = torch.tensor([0, *rows]).cumsum(0)
+    assert_as_reference(
+        lambda: paged_attention(*given, *pools, table, first, starts, window=window)
+    )
+
+
+@each_low_dtype
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("window", [None, 6])
+def test_what_a_row_cannot_see_may_be_no_number(
+    window: int | None, value: float, dtype: torch.dtype
+):
+    """A later row of its block, or one that slid out of its window, in keys and in values."""
+    g = generator(18)
+    q, k, v, r = (torch.randn(150, n, 16, generator=g).to(dtype) for n in (4, 2, 2, 4))
+    starts, proj = torch.tensor([0, 70, 150]), torch.randn(16, 12, generator=g).to(dtype)
+
+    def run() -> Tensor:
+        return relative_attention(q, k, v, r, proj, starts, window=window)
+
+    expected, at = run(), 90
+    for x in (k, v):
+        good = x[at].clone()
+        x[at] = value
+        found = run()
+        x[at] = good
+        end = 150 if window is None else at + window
+        assert_same_bits(found[:at], expected[:at])
+        assert_same_bits(found[end:], expected[end:])
+        if x is v or value != -math.inf:
+            assert not found[at:end].isfinite().flatten(1).all(1).any()
 
 
 @each_dtype

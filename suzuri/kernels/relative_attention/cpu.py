@@ -1,5 +1,5 @@
 """As reference.py: the loops of paged_attention, over pages into which the keys are copied first.
-And the gradient: the formula of gradient.py by distance, for BLOCK query rows at once.
+And the gradient: the formula of gradient.py in fp64, for BLOCK query rows at once.
 """
 
 from itertools import accumulate, pairwise
@@ -13,18 +13,20 @@ from suzuri.kernels import exact
 from suzuri.kernels.arrays import array, tensor
 from suzuri.kernels.compiled import loop, number, spread, words
 from suzuri.kernels.kept import kept
+from suzuri.kernels.loops import exp
 from suzuri.kernels.paged_attention import cpu as paged
+from suzuri.kernels.paged_attention.cpu import HALF, LOT, product
 from suzuri.kernels.relative_attention.reference import EMPTY_MAX, TILE
 
 BLOCK = 64
-"""Query rows handled at once: the lanes of every loop of the gradient."""
-LANES = 16
-"""Sums of the bank's gradient that run side by side."""
+"""Query rows handled at once in the gradient."""
+SLACK = 64
+"""Columns behind the last, which products may read or write."""
 GROUP_ROWS = 256
 """Short sequences share blocks: neighbours are taken together until they have so many rows."""
 PARTS = 16
 """Parts that threads share out. The bank's gradient is summed within each, then over them."""
-EMPTY, ZERO, ONE = np.float32(EMPTY_MAX), np.float32(0.0), np.float32(1.0)
+ONE = np.float32(1.0)
 
 
 def relative_attention(
@@ -80,164 +82,221 @@ def _paged(x_NUC: Tensor, layout: _Layout) -> Tensor:
 
 
 @loop
-def _exp(x):
-    """exp of an fp32 number <= 0, good to 1e-7 of itself; 0 where it is below 1e-38."""
-    shifted = x * np.float32(1.44269504) + np.float32(12582912.0)
-    power = shifted - np.float32(12582912.0)
-    rest = x - power * np.float32(0.693359375)
-    rest = rest + power * np.float32(2.12194440e-4)
-    y = np.float32(1 / 720)
-    y = y * rest + np.float32(1 / 120)
-    y = y * rest + np.float32(1 / 24)
-    y = y * rest + np.float32(1 / 6)
-    y = y * rest + np.float32(1 / 2)
-    y = y * rest + ONE
-    y = y * rest + ONE
-    bits = (np.float32(shifted).view(np.int32) + np.int32(127)) << np.int32(23)
-    return y * np.int32(bits).view(np.float32) if x > np.float32(-87.0) else ZERO
-
-
-@loop
-def _columns(x, first, rows, head, factor, out, start):
-    """out[c, start + i] = x[first + i, head, c] * factor."""
-    channels = out.shape[0]
-    for i in range(rows):
-        row = x[first + i][head]
-        for c in range(channels):
-            out[c, start + i] = number(row[c]) * factor
-
-
-@loop
-def _rows(x, start, rows, factor, out, first, head):
-    """The way back."""
-    channels = x.shape[0]
-    for i in range(rows):
-        row = out[first + i][head]
-        for c in range(channels):
-            row[c] = x[c, start + i] * factor
-
-
-@loop
-def _dots(x, y, at, out):
-    """out[i] = sum over c of x[c, i] * y[c, at + i]."""
-    channels = x.shape[0]
+def _columns(x, first, rows, head, factor, out):
+    """out[c, i] = x[first + i, head, c] * factor."""
+    channels = x.shape[2]
     four = channels - channels % 4
-    for i in range(BLOCK):
-        out[i] = ZERO
     for c in range(0, four, 4):
-        x0, x1, x2, x3 = x[c], x[c + 1], x[c + 2], x[c + 3]
-        y0, y1 = y[c][at : at + BLOCK], y[c + 1][at : at + BLOCK]
-        y2, y3 = y[c + 2][at : at + BLOCK], y[c + 3][at : at + BLOCK]
-        for i in range(BLOCK):
-            out[i] += (x0[i] * y0[i] + x1[i] * y1[i]) + (x2[i] * y2[i] + x3[i] * y3[i])
+        t0, t1, t2, t3 = out[c], out[c + 1], out[c + 2], out[c + 3]
+        for i in range(rows):
+            row = x[first + i][head][c : c + 4]
+            t0[i], t1[i] = number(row[0]) * factor, number(row[1]) * factor
+            t2[i], t3[i] = number(row[2]) * factor, number(row[3]) * factor
     for c in range(four, channels):
-        x0, y0 = x[c], y[c][at : at + BLOCK]
-        for i in range(BLOCK):
-            out[i] += x0[i] * y0[i]
+        t0 = out[c]
+        for i in range(rows):
+            t0[i] = number(x[first + i][head][c]) * factor
 
 
 @loop
-def _weights(q, grad, r, k, v, proj, position, start, distances, p, dp):
-    """p[d, i]: weight of the key at distance d; dp: its derivative less their weighted mean, times
-    the weight, which is the gradient of the score."""
-    width, reach = proj.shape
-    top, total = np.full(BLOCK, EMPTY, np.float32), np.zeros(BLOCK, np.float32)
-    mean = np.zeros(BLOCK, np.float32)
-    least = position.min()
-    for d in range(distances):
-        score = p[d]
-        _dots(q, k, start - d, score)
-        _dots(grad, v, start - d, dp[d])
-        if d < reach:
-            for b in range(width):
-                a, branch = proj[b, d], r[b]
-                for i in range(BLOCK):
-                    score[i] += a * branch[i]
-        if d > least:
-            for i in range(BLOCK):
-                score[i] = score[i] if position[i] >= d else -np.float32(np.inf)
-        for i in range(BLOCK):
-            top[i] = max(top[i], score[i])
-    for d in range(distances):
-        score, change = p[d], dp[d]
-        for i in range(BLOCK):
-            score[i] = _exp(score[i] - top[i])
-        for i in range(BLOCK):
-            total[i] += score[i]
-        for i in range(BLOCK):
-            mean[i] += score[i] * change[i]
-    for i in range(BLOCK):
-        total[i] = ONE / total[i] if total[i] > ZERO else ZERO
-        mean[i] *= total[i]
-    for d in range(distances):
-        share, change = p[d], dp[d]
-        for i in range(BLOCK):
-            share[i] *= total[i]
-            change[i] = share[i] * (change[i] - mean[i])
+def _lines(x, first, rows, head, factor, out, start):
+    """out[start + i, c] = x[first + i, head, c] * factor."""
+    for i in range(rows):
+        row, line = x[first + i][head], out[start + i]
+        for c in range(row.size):
+            line[c] = number(row[c]) * factor
 
 
 @loop
-def _add_to_rows(ds, k, start, distances, dq):
-    """dq[c, i] = sum over d of ds[d, i] * k[c, start - d + i]."""
-    channels = dq.shape[0]
-    four = distances - distances % 4
-    dq[:] = ZERO
-    for d in range(0, four, 4):
-        s0, s1, s2, s3 = ds[d], ds[d + 1], ds[d + 2], ds[d + 3]
-        at = start - d
-        for c in range(channels):
-            out, row = dq[c], k[c]
-            k0, k1 = row[at : at + BLOCK], row[at - 1 : at - 1 + BLOCK]
-            k2, k3 = row[at - 2 : at - 2 + BLOCK], row[at - 3 : at - 3 + BLOCK]
-            for i in range(BLOCK):
-                out[i] += (s0[i] * k0[i] + s1[i] * k1[i]) + (s2[i] * k2[i] + s3[i] * k3[i])
-    for d in range(four, distances):
-        s0, at = ds[d], start - d
-        for c in range(channels):
-            out, k0 = dq[c], k[c][at : at + BLOCK]
-            for i in range(BLOCK):
-                out[i] += s0[i] * k0[i]
+def _write_lines(x, rows, factor, out, first, head):
+    """The way back, from the first `rows` rows of x."""
+    for i in range(rows):
+        row, line = out[first + i][head], x[i]
+        for c in range(row.size):
+            row[c] = line[c] * factor
 
 
 @loop
-def _add_to_keys(p, ds, q, grad, start, distances, dk, dv):
-    """dk[c, start - d + i] += ds[d, i] * q[c, i], and dv with p and the output's gradient."""
-    channels = q.shape[0]
-    for d in range(distances):
-        at, share, change = start - d, p[d], ds[d]
-        for c in range(channels):
-            dk_c, dv_c = dk[c][at : at + BLOCK], dv[c][at : at + BLOCK]
-            q_c, grad_c = q[c], grad[c]
-            for i in range(BLOCK):
-                dk_c[i] += change[i] * q_c[i]
-            for i in range(BLOCK):
-                dv_c[i] += share[i] * grad_c[i]
+def _write_columns(x, rows, out, first, head):
+    """out[first + i, head, c] = x[c, i]."""
+    channels = out.shape[2]
+    four = channels - channels % 4
+    for c in range(0, four, 4):
+        t0, t1, t2, t3 = x[c], x[c + 1], x[c + 2], x[c + 3]
+        for i in range(rows):
+            row = out[first + i][head][c : c + 4]
+            row[0], row[1], row[2], row[3] = t0[i], t1[i], t2[i], t3[i]
+    for c in range(four, channels):
+        t0 = x[c]
+        for i in range(rows):
+            out[first + i][head][c] = t0[i]
 
 
 @loop
-def _add_to_bias(ds, r, proj, distances, dr, sums):
-    """dr[b, i] = sum over d of ds[d, i] * proj[b, d]; sums[b, d] += r[b, i] * ds[d, i]."""
-    width, reach = proj.shape
-    near = min(distances, reach)
-    dr[:] = ZERO
-    for d in range(near):
-        change = ds[d]
-        for b in range(width):
-            a, out, branch, lanes = proj[b, d], dr[b], r[b], sums[b, d]
-            for i in range(BLOCK):
-                out[i] += a * change[i]
-            for i in range(0, BLOCK, LANES):
-                s, x = change[i : i + LANES], branch[i : i + LANES]
-                for j in range(LANES):
-                    lanes[j] += s[j] * x[j]
+def _add(x, rows, first, last, out, start):
+    """out[:, start + j] += x[:, j] for j from `first` to `last`."""
+    for c in range(rows):
+        a, b = x[c][first:last], out[c][start + first : start + last]
+        for j in range(a.size):
+            b[j] += a[j]
+
+
+def _share(p, ds, bias, m, i, low, high, width, reach, skewed, first, lanes):
+    """Row i of p: scores become weights; of ds: derivatives of the weights become those of the
+    scores. The row sees keys `low` to `high` of `width`; skewed[i] is ds by distance, from column
+    `first` on (distance 0 is in the last)."""
+    near = max(low, high - reach)
+    score, added = p[i][near:high], bias[m][reach - high + near : reach]
+    for j in range(score.size):
+        score[j] += added[j]
+    begin, end = low // LOT * LOT, (high + LOT - 1) // LOT * LOT
+    before, behind = p[i][begin:low], p[i][high:end]
+    for j in range(before.size):
+        before[j] = -np.inf
+    for j in range(behind.size):
+        behind[j] = -np.inf
+    for j in range(LOT):
+        lanes[j] = EMPTY_MAX
+    for start in range(begin, end, LOT):
+        z = p[i][start : start + LOT]
+        for j in range(LOT):
+            lanes[j] = z[j] if z[j] > lanes[j] else lanes[j]
+    top = np.float64(EMPTY_MAX)
+    for j in range(LOT):
+        top = lanes[j] if lanes[j] > top else top
+    total, mean = 0.0, 0.0
+    x, y, whole = p[i][low:high], ds[i][low:high], p[i][begin:end]
+    for j in range(whole.size):
+        whole[j] = exp(whole[j] - top)
+    for j in range(x.size):
+        total += x[j]
+        mean += x[j] * y[j]
+    scale = 1.0 / total
+    mean *= scale
+    for j in range(x.size):
+        x[j] *= scale
+        y[j] = x[j] * (y[j] - mean)
+    a, b = p[i][:low], ds[i][:low]
+    for j in range(a.size):
+        a[j] = 0.0
+        b[j] = 0.0
+    a, b = p[i][high:width], ds[i][high:width]
+    for j in range(a.size):
+        a[j] = 0.0
+        b[j] = 0.0
+    z, y = skewed[i][first : reach - high + near], ds[i][near:high]
+    for j in range(z.size):
+        z[j] = 0.0
+    z = skewed[i][reach - high + near : reach]
+    for j in range(z.size):
+        z[j] = y[j]
+
+
+_share_reordered = loop(_share, reordered=True)
 
 
 @loop
-def _backward(q, k, v, r, proj, grad, starts, groups, window, begin, end, dq, dk, dv, dr, dproj):
+def _quads(
+    query,
+    outer,
+    branch,
+    keys,
+    keys_t,
+    values_t,
+    proj,
+    positions,
+    window,
+    n,
+    count,
+    first_key,
+    p,
+    ds,
+    bias,
+    skewed,
+    first,
+    dquery,
+    source,
+):
+    """Fills p, ds, skewed and dquery of `count` rows; row i is key n - first_key + i."""
+    channels, width, reach = query.shape[1], branch.shape[1], skewed.shape[1] - SLACK
+    lanes = np.empty(LOT, np.float64)
+    keys_here = n + count - first_key
+    for i in range(0, count, 4):
+        rows = min(4, count - i)
+        low, high, most = keys_here, n + i + rows - first_key, 0
+        for m in range(rows):
+            sees = positions[n + i + m] + 1
+            sees = sees if window <= 0 else min(sees, window)
+            low, most = min(low, n + i + m + 1 - first_key - sees), max(most, sees)
+        product(query, i, 0, 4, keys_t, 0, channels, low, high, first_key, p, i, source)
+        product(outer, i, 0, 4, values_t, 0, channels, low, high, first_key, ds, i, source)
+        product(branch, i, 0, 4, proj, 0, width, max(reach - most, 0), reach, 0, bias, 0, source)
+        for m in range(rows):
+            sees = positions[n + i + m] + 1
+            sees = sees if window <= 0 else min(sees, window)
+            end = n + i + m + 1 - first_key
+            _share_reordered(
+                p, ds, bias, m, i + m, end - sees, end, keys_here, reach, skewed, first, lanes
+            )
+        product(ds, i, low, 4, keys, first_key + low, high - low, 0, channels, 0, dquery, i, source)
+
+
+@loop
+def _add_to_keys(
+    query_t,
+    outer_t,
+    p,
+    ds,
+    before,
+    count,
+    width,
+    distances,
+    part,
+    dkeys,
+    dvalues,
+    first_key,
+    source,
+):
+    """Row i of p and ds belongs to the key in column before + i, and sees `distances` at most."""
+    channels = dkeys.shape[0]
+    step = HALF if distances <= 2 * HALF else 2 * HALF
+    for j in range(0, width, step):
+        end = min(j + step, width)
+        first, last = max(j - before, 0), min(end - before + distances - 1, count)
+        if first < last:
+            for c in range(0, channels, 4):
+                product(query_t, c, first, 4, ds, first, last - first, j, end, 0, part, c, source)
+            _add(part, channels, j, end, dkeys, first_key)
+            for c in range(0, channels, 4):
+                product(outer_t, c, first, 4, p, first, last - first, j, end, 0, part, c, source)
+            _add(part, channels, j, end, dvalues, first_key)
+
+
+@loop
+def _backward(
+    q,
+    k,
+    v,
+    r,
+    proj,
+    proj_t,
+    grad,
+    starts,
+    groups,
+    window,
+    begin,
+    end,
+    dq,
+    dk,
+    dv,
+    dr,
+    dproj,
+    source,
+):
     """Units `begin` to `end` of one part: unit n is KV head n % U of group n // U, the sequences
     groups[g] .. groups[g + 1]."""
     heads, channels = q.shape[1], q.shape[2]
-    kv_heads, width, reach = k.shape[1], r.shape[2], proj.shape[1]
+    kv_heads, width, reach = k.shape[1], r.shape[2], proj_t.shape[0]
     most, longest = 0, 0
     for unit in range(begin, end):
         first, last = groups[unit // kv_heads], groups[unit // kv_heads + 1]
@@ -245,51 +304,103 @@ def _backward(q, k, v, r, proj, grad, starts, groups, window, begin, end, dq, dk
         for s in range(first, last):
             longest = max(longest, starts[s + 1] - starts[s])
     longest = longest if window <= 0 else min(longest, window)
-    blocks = (most + BLOCK - 1) // BLOCK
-    size = (blocks + 1) * BLOCK
+    size, wide = most + BLOCK + SLACK, longest + BLOCK + SLACK
     factor = ONE / np.float32(channels)
-    keys, values = np.empty((channels, size), np.float32), np.empty((channels, size), np.float32)
-    dkeys, dvalues = np.empty_like(keys), np.empty_like(keys)
-    query, outer = np.empty((channels, BLOCK), np.float32), np.empty((channels, BLOCK), np.float32)
-    dquery, branch = np.empty_like(query), np.empty((width, BLOCK), np.float32)
-    dbranch = np.empty_like(branch)
-    p, ds = np.empty((longest, BLOCK), np.float32), np.empty((longest, BLOCK), np.float32)
-    positions = np.empty(size, np.int32)
-    sums = np.zeros((width, min(longest, reach), LANES), np.float32)
+    keys = np.zeros((size, channels + SLACK))
+    keys_t, values_t = np.zeros((channels, size)), np.zeros((channels, size))
+    dkeys, dvalues = np.zeros((channels, size)), np.zeros((channels, size))
+    query, outer = np.zeros((BLOCK + 4, channels)), np.zeros((BLOCK + 4, channels))
+    query_t, outer_t = np.zeros((channels + 4, BLOCK)), np.zeros((channels + 4, BLOCK))
+    branch, branch_t = np.zeros((BLOCK + 4, width)), np.zeros((width + 4, BLOCK))
+    p, ds = np.zeros((BLOCK + 4, wide)), np.zeros((BLOCK + 4, wide))
+    bias, skewed = np.zeros((8, reach + SLACK)), np.zeros((BLOCK + 4, reach + SLACK))
+    dquery, dbranch = np.zeros((BLOCK + 8, channels + SLACK)), np.zeros((BLOCK + 8, width + SLACK))
+    part, dbank = np.zeros((channels + 4, wide)), np.zeros((width + 4, reach + SLACK))
+    positions = np.empty(size, np.int64)
     for unit in range(begin, end):
         group, u = unit // kv_heads, unit % kv_heads
         first = starts[groups[group]]
         rows = starts[groups[group + 1]] - first
-        positions[:] = -1
         for s in range(groups[group], groups[group + 1]):
             for n in range(starts[s], starts[s + 1]):
                 positions[n - first] = n - starts[s]
-        keys[:], values[:], dkeys[:], dvalues[:] = ZERO, ZERO, ZERO, ZERO
-        _columns(k, first, rows, u, ONE, keys, BLOCK)
-        _columns(v, first, rows, u, ONE, values, BLOCK)
+        dkeys[:], dvalues[:] = 0.0, 0.0
+        _lines(k, first, rows, u, ONE, keys, 0)
+        _columns(k, first, rows, u, ONE, keys_t)
+        _columns(v, first, rows, u, ONE, values_t)
         for n in range(0, rows, BLOCK):
-            count, position = min(rows - n, BLOCK), positions[n : n + BLOCK]
-            distances = min(position.max() + 1, longest)
-            if count < BLOCK:
-                query[:], outer[:], branch[:] = ZERO, ZERO, ZERO
+            count, distances = min(rows - n, BLOCK), 0
+            for i in range(count):
+                distances = max(distances, positions[n + i] + 1)
+            distances = min(distances, longest)
+            first_key, near = max(n - distances + 1, 0), max(reach - distances, 0)
+            width_here = n + count - first_key
             for h in range(u * heads // kv_heads, (u + 1) * heads // kv_heads):
-                _columns(q, first + n, count, h, factor, query, 0)
-                _columns(grad, first + n, count, h, ONE, outer, 0)
-                _columns(r, first + n, count, h, ONE, branch, 0)
-                _weights(
-                    query, outer, branch, keys, values, proj, position, n + BLOCK, distances, p, ds
+                _lines(q, first + n, count, h, factor, query, 0)
+                _lines(grad, first + n, count, h, ONE, outer, 0)
+                _lines(r, first + n, count, h, ONE, branch, 0)
+                _columns(q, first + n, count, h, factor, query_t)
+                _columns(grad, first + n, count, h, ONE, outer_t)
+                _columns(r, first + n, count, h, ONE, branch_t)
+                _quads(
+                    query,
+                    outer,
+                    branch,
+                    keys,
+                    keys_t,
+                    values_t,
+                    proj,
+                    positions,
+                    window,
+                    n,
+                    count,
+                    first_key,
+                    p,
+                    ds,
+                    bias,
+                    skewed,
+                    near,
+                    dquery,
+                    source,
                 )
-                _add_to_rows(ds, keys, n + BLOCK, distances, dquery)
-                _add_to_keys(p, ds, query, outer, n + BLOCK, distances, dkeys, dvalues)
-                _add_to_bias(ds, branch, proj, distances, dbranch, sums)
-                _rows(dquery, 0, count, factor, dq, first + n, h)
-                _rows(dbranch, 0, count, ONE, dr, first + n, h)
-        _rows(dkeys, BLOCK, rows, ONE, dk, first, u)
-        _rows(dvalues, BLOCK, rows, ONE, dv, first, u)
-    for b in range(width):
-        for d in range(sums.shape[1]):
-            for j in range(LANES):
-                dproj[b, d] += sums[b, d, j]
+                _add_to_keys(
+                    query_t,
+                    outer_t,
+                    p,
+                    ds,
+                    n - first_key,
+                    count,
+                    width_here,
+                    distances,
+                    part,
+                    dkeys,
+                    dvalues,
+                    first_key,
+                    source,
+                )
+                for i in range(0, count, 4):
+                    product(
+                        skewed,
+                        i,
+                        near,
+                        4,
+                        proj_t,
+                        near,
+                        reach - near,
+                        0,
+                        width,
+                        0,
+                        dbranch,
+                        i,
+                        source,
+                    )
+                for b in range(0, width, 4):
+                    product(branch_t, b, 0, 4, skewed, 0, count, near, reach, 0, dbank, b, source)
+                _add(dbank, width, near, reach, dproj, 0)
+                _write_lines(dquery, count, factor, dq, first + n, h)
+                _write_lines(dbranch, count, ONE, dr, first + n, h)
+        _write_columns(dkeys, rows, dk, first, u)
+        _write_columns(dvalues, rows, dv, first, u)
 
 
 def _groups(starts: list[int]) -> list[int]:
@@ -335,18 +446,23 @@ def relative_attention_backward(
     groups = _groups(starts)
     parts = _parts(starts, groups, k.shape[1], window or 0)
     dproj = np.zeros((len(parts) - 1, *proj_BE.shape), np.float64)
-    given = (q, k, v, r, exact.widened(proj_BE), grad, array(seq_starts_S1), np.asarray(groups))
+    # The bank by key: distance 0 last.
+    width, reach = proj_BE.shape
+    banks = (np.zeros((width, reach + SLACK)), np.zeros((reach, width + SLACK)))
+    banks[0][:, :reach] = exact.widened(proj_BE)[:, ::-1]
+    banks[1][:, :width] = banks[0][:, :reach].T
+    given = (q, k, v, r, *banks, grad, array(seq_starts_S1), np.asarray(groups))
 
     def run(first: int, last: int) -> None:
         for part in range(first, last):
             begin, end = parts[part], parts[part + 1]
-            _backward(*given, window or 0, begin, end, dq, dk, dv, dr, dproj[part])
+            _backward(*given, window or 0, begin, end, dq, dk, dv, dr, dproj[part], dq)
 
     longest = max(end - begin for begin, end in pairwise(starts))
     work = 5 * q.size * min(longest, window or longest)
     spread(work, len(parts) - 1, run)
     total = np.zeros(proj_BE.shape, np.float64)
     for part in dproj:
-        total = total + part
+        total = total + part[:, ::-1]
     dtype, proj_grad = q_NHC.dtype, torch.from_numpy(total).to(torch.float32)
     return tensor(dq, dtype), tensor(dk, dtype), tensor(dv, dtype), tensor(dr, dtype), proj_grad
