@@ -1,6 +1,8 @@
 """Tool loops of the official SDK and of agent frameworks, unmodified, 30 tool turns each.
 
-    python -m venv --system-site-packages /tmp/agents
+    python -m venv /tmp/agents
+    python -c 'import site; print(*site.getsitepackages(), sep="\\n")' \\
+        > "$(/tmp/agents/bin/python -c 'import site; print(site.getsitepackages()[0])')/here.pth"
     /tmp/agents/bin/pip install openai-agents 'pydantic-ai-slim[openai]'
     /tmp/agents/bin/python scripts/reproduce/server_agents.py [--write]
 

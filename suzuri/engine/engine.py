@@ -14,6 +14,7 @@ from typing import Protocol
 
 from suzuri.engine.capacity import Capacity, capacity
 from suzuri.engine.config import EngineConfig
+from suzuri.engine.masks import Masks
 from suzuri.engine.pages import Pool
 from suzuri.engine.prefix_cache import PrefixCache
 from suzuri.engine.request import Media, Request, Sequence, Status
@@ -35,8 +36,11 @@ MEDIA_KEY = 1 << 40
 class Matcher(Protocol):
     """One output on its way through a grammar, in model rows; processing/grammar.py has one.
 
-    `mask`: a bit per row that may come next. Both raise ValueError when it cannot go on.
+    `mask`: a bit per row that may come next. `where`: the field of the request. Both raise
+    GrammarError when it cannot go on, ValueError for a row that it does not allow.
     """
+
+    where: str
 
     def mask(self) -> bytes: ...
 
@@ -124,6 +128,7 @@ class Engine:
         self._pending: Launched | None = None
         self._events: collections.deque[TokenEvent] = collections.deque()
         self._clock = clock
+        self._masks = Masks()
 
     # Requests
 
@@ -146,9 +151,9 @@ class Engine:
         """
         request = self._checked(id, prompt, params, media, priority, deadline, salt)
         if grammar is not None:
+            mask = grammar.matcher().mask()  # the same for all
             for sequence in request.sequences:
-                sequence.matcher = grammar.matcher()
-                sequence.mask = sequence.matcher.mask()
+                sequence.matcher, sequence.mask = grammar.matcher(), mask
         self._requests[id] = request
         self.scheduler.add(request)
         return request
@@ -273,6 +278,7 @@ class Engine:
         if self._pending is not None and not self.scheduler.has_work:
             self._commit(self._pending)  # nothing else to overlap with
             self._pending = None
+        self._masks.work(lambda sequence: self._end(sequence, "error"))
         events = list(self._events)
         self._events.clear()
         return events
@@ -306,16 +312,7 @@ class Engine:
             sequence.tokens.append(token)
             self._judge(sequence, token, drawn.logprobs(i, sequence.request.sampling.params))
             if sequence.matcher is not None and sequence.finish is None:
-                self._advance(sequence, token)
-
-    def _advance(self, sequence: Sequence, token: int) -> None:
-        """Find out what the sequence's grammar allows after a token; one that is stuck ends it."""
-        try:
-            sequence.matcher.advance(token)
-            sequence.mask = sequence.matcher.mask()
-        except ValueError as error:
-            sequence.error = str(error)
-            self._end(sequence, "error")
+                self._masks.owe(sequence, token)
 
     def _judge(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> None:
         """Report a new token, and end the sequence where it stops."""

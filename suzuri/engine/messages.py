@@ -15,7 +15,7 @@ from suzuri.engine.sampling_params import SamplingParams
 from suzuri.model.config import ModelConfig
 from suzuri.processing.grammar_request import GrammarSpec
 
-VERSION = 2
+VERSION = 3
 """Raised with every change of a record; two processes with different ones refuse each other."""
 HEARTBEAT_SECONDS = 0.25
 
@@ -149,7 +149,8 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     shown, and its end.
 
     With a sample's first token come `cached`, prompt tokens that the prefix cache had, and `waits`;
-    with that of sample 0 `prompt_logprobs`, one for each prompt token but the first.
+    with that of sample 0 `prompt_logprobs`, one for each prompt token but the first. `at_fault`:
+    the `error` is the request's own.
     """
 
     id: int
@@ -163,6 +164,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     prompt_logprobs: list[Logprobs] | None = None
     waits: Waits | None = None
+    at_fault: bool = False
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True):

@@ -58,6 +58,9 @@ class Request:
     root."""
     group: Hashable = None
     """Equal for requests of the same prompt."""
+    has_dear_masks: bool = True
+    """Whether the latest mask of its grammar took more than is free (masks.py); until one is known,
+    it may."""
 
     def uses_cache(self, index: int) -> bool:
         """Whether sample `index` may resume: what owes the prompt's log-probs must run it."""
@@ -68,6 +71,7 @@ class Sequence:
     """One sample of a request, and the state it holds."""
 
     __slots__ = (
+        "at_fault",
         "checker",
         "computed",
         "error",
@@ -84,6 +88,7 @@ class Sequence:
         "num_cached",
         "num_prompt",
         "order",
+        "owes_mask",
         "points",
         "recomputed",
         "request",
@@ -126,10 +131,14 @@ class Sequence:
         self.finish: str | None = None
         self.stop: int | str | None = None
         self.error: str | None = None
+        self.at_fault = False
+        """Whether the error is that of the request, and not of the engine."""
         self.matcher: Any = None
         """Its way through a grammar (processing/grammar.py), if its output must follow one."""
         self.mask: bytes | None = None
         """What the grammar allows next: a bit per row."""
+        self.owes_mask = False
+        """Whether the mask is still that of the token before (masks.py); it waits then."""
         self.checker: StopChecker
         """Finds the end of the output, and its text."""
 

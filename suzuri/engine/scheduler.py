@@ -140,7 +140,7 @@ class Scheduler:
                 continue
             if length >= sequence.limit and sequence.in_flight:
                 continue  # its last token is on the way
-            if sequence.matcher is not None and sequence.in_flight:
+            if sequence.matcher is not None and (sequence.in_flight or sequence.owes_mask):
                 continue  # what may come next depends on the token that is on the way
             if length > sequence.event and not self._make_room(plan, sequence, length):
                 continue
@@ -278,7 +278,7 @@ class Scheduler:
 
     def _chunk(self, plan: Plan, sequence: Sequence, budget: int, *, share: bool) -> int:
         """Plan a chunk; returns its tokens. With `share` it leaves half of a large budget."""
-        if sequence.matcher is not None and sequence.in_flight:
+        if sequence.matcher is not None and (sequence.in_flight or sequence.owes_mask):
             return 0
         left = sequence.length - sequence.computed
         count = min(left, self.config.chunk, budget)

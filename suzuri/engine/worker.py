@@ -282,6 +282,7 @@ class Worker:
             error=sequence.error,
             prompt_logprobs=prompt,
             waits=waits,
+            at_fault=sequence.at_fault,
         )
 
     def _beat(self) -> None:

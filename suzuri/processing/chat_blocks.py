@@ -6,6 +6,7 @@ next: chat.py, which renders the blocks.
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
@@ -89,7 +90,7 @@ def tool_block(tools: object) -> Block | None:
     """The declaration of tools in OpenAI's form; None when there are none."""
     if tools is None:
         return None
-    declared: list[tuple[str, str, dict[str, Any]]] = []
+    declared: dict[str, tuple[str, str, dict[str, Any]]] = {}
     for index, item in enumerate(_list(tools, "tools")):
         where = f"tools[{index}]"
         tool = _mapping(item, where)
@@ -104,13 +105,13 @@ def tool_block(tools: object) -> Block | None:
         shape = {} if parameters is None else dict(_mapping(parameters, f"{where}.parameters"))
         _json(shape, f"{where}.parameters")
         name = _function_name(function.get("name"), where)
-        if name in {other for other, _, _ in declared}:
+        if name in declared:
             raise ValueError(f"{where}.name: {name!r} is declared twice")
         text = "" if description is None else _text(description, f"{where}.description")
-        declared.append((name, text, shape))
+        declared[name] = (name, text, shape)
     if not declared:
         return None
-    return Block(role="system", kind="tools", where="tools", tools=tuple(declared))
+    return Block(role="system", kind="tools", where="tools", tools=tuple(declared.values()))
 
 
 def _reasoning(message: Mapping[str, Any], where: str) -> list[Block]:
@@ -224,9 +225,9 @@ def _arguments(value: object, where: str) -> tuple[tuple[str, str], ...]:
     if isinstance(value, str):
         try:
             value = json.loads(_text(value, where))
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"{where} is no JSON ({error or 'too deep'}): {_shortened(value)}; send the "
+                f"{where} is no JSON ({json_fault(error)}): {_shortened(value)}; send the "
                 "arguments as the model wrote them, or leave this call out of the history"
             ) from error
     pairs = _mapping(value, where)
@@ -261,7 +262,17 @@ def _json(value: object, where: str) -> str:
         _check_depth(value, where, MAX_DEPTH)
         return _text(json.dumps(value, ensure_ascii=False, allow_nan=False), where)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{where} cannot be written as JSON: {error}") from error
+        raise ValueError(f"{where} cannot be written as JSON: {json_fault(error)}") from error
+
+
+def json_fault(error: Exception) -> str:
+    """What was wrong with JSON, for whoever sent it."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    # Python's own words name a setting of the process.
+    if "integer string conversion" in str(error):
+        return f"a number has more than {sys.get_int_max_str_digits()} digits"
+    return str(error)
 
 
 def _check_depth(value: object, where: str, left: int) -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong with a picture or a clip, in words for the person who sent it."""
+"""What goes wrong with what a person sent, in words for that person."""
 
 
 class MediaError(ValueError):
@@ -7,3 +7,7 @@ class MediaError(ValueError):
 
 class MissingDecoderError(MediaError):
     """The clip may be fine, but the package that reads its format is not installed here."""
+
+
+class GrammarError(ValueError):
+    """The form that a request asked for takes too much work to follow; its field is named."""

@@ -18,6 +18,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
 from suzuri.model.config import FIRST_SPECIAL, NUM_BYTE_TOKENS
+from suzuri.processing.errors import GrammarError
 from suzuri.processing.grammar_request import GrammarSpec, TextShape, ToolShape
 from suzuri.processing.grammar_schema import inner_schemas
 from suzuri.processing.tokenizer import (
@@ -43,6 +44,7 @@ ways at one time reaches it soon, and its request ends; all JSON that was tried 
 _GBNF_BYTES: Final = 16 * 1024
 _NOTHING = "there is no text that it allows"
 _COMPLEX = "it is too complex to be compiled; make it simpler"
+_WORK = "it takes too much work for one token; make it simpler"
 _WAYS = "its text can be read in too many ways at one time; make it simpler"
 _WORDS = {
     "NoExtension": _NOTHING,
@@ -65,8 +67,10 @@ _LITERALS = re.compile(
 class Grammar:
     """A compiled form. Any number of outputs may follow it at one time, each with its matcher."""
 
-    def __init__(self, matcher: LLMatcher, num_rows: int, end_row: int) -> None:
+    def __init__(self, matcher: LLMatcher, num_rows: int, end_row: int, where: str) -> None:
         self._matcher = matcher
+        self.where = where
+        """The field that asks for it."""
         self.num_rows = num_rows
         self.end_row = end_row
 
@@ -84,24 +88,34 @@ class Matcher:
     def __init__(self, matcher: LLMatcher, grammar: Grammar) -> None:
         self._matcher = matcher
         self._grammar = grammar
+        self.where = grammar.where
 
     def mask(self) -> bytes:
         """A bit per row, 1 for allowed: bit r % 8 of byte r // 8, padded to whole 32-bit words.
 
-        ValueError where the grammar needs more work for a token than is allowed.
+        GrammarError where the grammar needs more work for a token than is allowed, or nothing may
+        come next.
         """
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise ValueError(f"the grammar cannot go on: {_message(self._matcher.get_error())}")
+            raise self._stuck()
+        if not self._matcher.is_stopped() and mask.count(0) == len(mask):
+            raise GrammarError(f"{self.where}: the output cannot go on: {_NOTHING}")
         return mask
 
+    def _stuck(self) -> GrammarError:
+        message = _message(self._matcher.get_error())
+        why = _WORK if message == _COMPLEX else message
+        return GrammarError(f"{self.where}: the output cannot go on: {why}")
+
     def advance(self, row: int) -> None:
-        """Take a drawn row. ValueError if the grammar does not allow it; the matcher is then of no
-        more use."""
+        """Take a drawn row. ValueError if the grammar does not allow it, GrammarError if finding
+        out takes too much work; the matcher is then of no more use."""
         if not self._matcher.consume_token(row):
-            raise ValueError(
-                f"row {row} is not allowed here: {_message(self._matcher.get_error())}"
-            )
+            message = _message(self._matcher.get_error())
+            if message in (_COMPLEX, _WAYS):
+                raise self._stuck()
+            raise ValueError(f"row {row} is not allowed here: {message}")
 
     def count_valid(self, rows: Sequence[int]) -> int:
         """How many of these rows could be taken, one after the other (drafts)."""
@@ -227,7 +241,7 @@ def compile_grammar(spec: GrammarSpec, rows: _Rows) -> Grammar:
         matcher.compute_bitmask()  # what the first one finds stays in the copies
     if matcher.is_error():
         raise ValueError(f"{_where(spec)}: {_message(matcher.get_error())}")
-    return Grammar(matcher, rows.num_rows, rows.end_row)
+    return Grammar(matcher, rows.num_rows, rows.end_row, _where(spec))
 
 
 def _where(spec: GrammarSpec) -> str:

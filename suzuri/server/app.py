@@ -64,6 +64,8 @@ def create_app(
     for path, method, answer, body in _ROUTES:
         extra = None if body is None else {"requestBody": request_body(body, service.names)}
         app.add_api_route(path, answer, methods=[method], openapi_extra=extra)
+        if method == "GET":
+            app.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
     return app
 
 

@@ -5,6 +5,7 @@ from typing import Any, NoReturn, cast
 
 from starlette.requests import Request
 
+from suzuri.processing.chat_blocks import json_fault
 from suzuri.server.errors import ApiError, invalid
 
 MOST_VALUES = 2_000_000
@@ -34,7 +35,7 @@ async def read_object(request: Request) -> dict[str, Any]:
         key = str(error)
         raise invalid(f"the key {key!r} stands twice in one object", key) from error
     except ValueError as error:
-        raise invalid(f"the body is not JSON: {error}") from error
+        raise invalid(f"the body is not JSON: {json_fault(error)}") from error
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
     fields = cast("dict[str, Any]", value)

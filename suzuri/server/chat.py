@@ -20,7 +20,7 @@ from suzuri.processing.chat_output import ChatOutputParser, Piece, collect
 from suzuri.processing.grammar_request import GrammarSpec, chat_grammar
 from suzuri.processing.tokenizer import CONTENT_INVOKE_TOOL_JSON, CONTENT_INVOKE_TOOL_TEXT
 from suzuri.server.errors import invalid
-from suzuri.server.logprobs import PromptFirst, chat_entry, prompt_entries
+from suzuri.server.logprobs import PromptFirst, chat_entry, check_entries, prompt_entries
 from suzuri.server.schema import ChatRequest
 from suzuri.server.service import Service, Work, bound, sampling
 from suzuri.server.streaming import DONE, event_frame
@@ -59,6 +59,8 @@ async def start_chat(service: Service, body: ChatRequest) -> Work:
         )
         body.messages, prompts = [], None  # a long answer must not hold them
         await work.accepted()
+        if body.prompt_logprobs is not None:
+            check_entries(work.num_prompt, 1, {"prompt_logprobs": body.prompt_logprobs})
         undo.pop_all()
     return work
 
@@ -187,7 +189,8 @@ async def whole_chat(work: Work, body: ChatRequest) -> dict[str, Any]:
     choices = turn.choices
     pieces: list[list[Piece]] = [[] for _ in choices]
     ids: list[list[int]] = [[] for _ in choices]
-    entries: list[list[dict[str, Any]]] = [[] for _ in choices]
+    entries: list[list[msgspec.Raw]] = [[] for _ in choices]
+    encode = msgspec.json.Encoder().encode
     while not turn.is_over:
         _, events = await work.next()
         for choice, event, new, _ in turn.parts(events):
@@ -196,9 +199,8 @@ async def whole_chat(work: Work, body: ChatRequest) -> dict[str, Any]:
                 ids[choice.index].append(event.token)
                 if event.logprobs is not None:
                     top = body.top_logprobs or 0
-                    entries[choice.index].append(
-                        chat_entry(work.service, event.token, event.logprobs, top)
-                    )
+                    entry = chat_entry(work.service, event.token, event.logprobs, top)
+                    entries[choice.index].append(msgspec.Raw(encode(entry)))
     response: dict[str, Any] = {
         "id": work.id,
         "object": "chat.completion",
@@ -217,18 +219,17 @@ async def whole_chat(work: Work, body: ChatRequest) -> dict[str, Any]:
         ],
         "usage": _usage(work, turn),
     }
-    return response | _of_prompt(work, body, turn)
+    return response | await _of_prompt(work, body, turn)
 
 
-def _of_prompt(work: Work, body: ChatRequest, turn: Turn) -> dict[str, Any]:
+async def _of_prompt(work: Work, body: ChatRequest, turn: Turn) -> dict[str, Any]:
     """What was asked about the prompt: fields of the response, or of a stream's first chunk."""
     found: dict[str, Any] = {}
     if body.return_token_ids:
         found["prompt_token_ids"] = work.prompt(0)
     if body.prompt_logprobs is not None:
-        known = turn.prompt.of.get(0, [])
-        found["prompt_logprobs"] = prompt_entries(
-            work.service, work.prompt(0), known, body.prompt_logprobs
+        found["prompt_logprobs"] = await prompt_entries(
+            work.service, work.prompt(0), turn.prompt.taken(0), body.prompt_logprobs
         )
     return found
 
@@ -287,7 +288,7 @@ async def chat_chunks(work: Work, body: ChatRequest) -> AsyncGenerator[bytes]:
                     parts += (around[0], encode(pieces[0].text), around[1])
                     continue
             for item in _chunks(work, body, part, begins=index not in begun):
-                if not begun and (more := _of_prompt(work, body, turn)):
+                if not begun and (more := await _of_prompt(work, body, turn)):
                     first: dict[str, Any] = {**head, **more, "choices": [item]}
                     if body.includes_usage:
                         first["usage"] = None

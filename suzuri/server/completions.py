@@ -1,5 +1,6 @@
 """Completions: texts or ids in, what the model writes after them out, whole or as it comes."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any, cast
@@ -11,7 +12,13 @@ from suzuri.engine.sampling_params import SamplingParams
 from suzuri.model.config import FIRST_SPECIAL
 from suzuri.processing.grammar_request import GrammarSpec, text_grammar
 from suzuri.server.errors import invalid
-from suzuri.server.logprobs import CompletionLogprobs, PromptFirst, prompt_entries
+from suzuri.server.logprobs import (
+    CompletionLogprobs,
+    PromptFirst,
+    check_entries,
+    joined,
+    prompt_entries,
+)
 from suzuri.server.schema import MAX_CHOICES, CompletionRequest
 from suzuri.server.service import Service, Work, bound, sampling
 from suzuri.server.streaming import DONE, event_frame
@@ -19,6 +26,8 @@ from suzuri.server.text_messages import Encode
 
 DEFAULT_TOKENS = 16
 """Of an answer, as OpenAI's."""
+_SENT_AT_ONCE = 2**16
+"""Bytes of a stream that are collected before they go out."""
 
 
 async def start_completion(service: Service, body: CompletionRequest) -> Work:
@@ -44,6 +53,8 @@ async def start_completion(service: Service, body: CompletionRequest) -> Work:
             )
         body.prompt, prompts, ids = "", [], []  # a long answer must not hold them
         await work.accepted()
+        if tops := _prompt_part(body):  # now it is known how many tokens the model has for it
+            check_entries(work.num_prompt, body.choices, tops)
         undo.pop_all()
     return work
 
@@ -62,6 +73,20 @@ def _params(body: CompletionRequest) -> SamplingParams:
         if body.echo and body.prompt_logprobs is None:
             fields["prompt_logprobs"] = body.logprobs
     return sampling(fields)
+
+
+def _prompt_part(body: CompletionRequest) -> dict[str, int | None]:
+    """What is asked about prompts, as `check_entries` takes it."""
+    found: dict[str, int | None] = {}
+    if body.prompt_logprobs is not None:
+        found["prompt_logprobs"] = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        found["logprobs"] = body.logprobs
+    if not found and body.echo:
+        found["echo"] = None
+    if not found and body.return_token_ids:
+        found["return_token_ids"] = None
+    return found
 
 
 def _grammar(body: CompletionRequest) -> GrammarSpec | None:
@@ -113,6 +138,18 @@ class Sample:
             self.finish, self.stop = event.finish, event.stop
 
 
+class _Shown:
+    """What the choices of one prompt show of it, the same for all of them: `fields` of a choice, or
+    of its first chunk in a stream, of which "text" is the beginning of the choice's own; so is
+    `logprobs`, in the form of `CompletionLogprobs.encoded`. `offset`: where the answer begins."""
+
+    def __init__(self, num_left: int) -> None:
+        self.fields: dict[str, Any] = {}
+        self.logprobs: dict[str, bytes] | None = None
+        self.offset = 0
+        self.num_left = num_left
+
+
 class Answers:
     """All samples of a request, and what was asked about its prompts."""
 
@@ -126,6 +163,7 @@ class Answers:
         wanted = body.prompt_logprobs is not None or (bool(body.echo) and body.logprobs is not None)
         self._prompt = PromptFirst(wanted=wanted)
         self._cached = 0
+        self._shown: dict[int, _Shown] = {}
 
     def events(self, place: int, events: list[Event]) -> list[tuple[Sample, Event]]:
         """What came for a prompt, with the samples that it is for."""
@@ -135,24 +173,34 @@ class Answers:
             found.append((self.samples[place * self._body.choices + event.index], event))
         return found
 
-    def of_prompt(self, sample: Sample) -> dict[str, Any]:
-        """What a choice shows of its prompt: fields of it, or of its first chunk in a stream.
-        "text" and "logprobs" are the beginning of the choice's own."""
+    async def of_prompt(self, sample: Sample) -> "_Shown":
+        """What a choice shows of its prompt. Once for each sample."""
+        shown = self._shown.get(sample.place)
+        if shown is None:
+            shown = self._shown[sample.place] = await self._read_prompt(sample.place)
+        sample.names.begin_at(shown.offset)
+        shown.num_left -= 1
+        if not shown.num_left:
+            del self._shown[sample.place]
+        return shown
+
+    async def _read_prompt(self, place: int) -> "_Shown":
         work, body = self._work, self._body
-        ids, known = work.prompt(sample.place), self._prompt.of.get(sample.place, [])
-        fields: dict[str, Any] = {}
+        shown = _Shown(body.choices)
+        ids, known = work.prompt(place), self._prompt.taken(place)
         if body.echo:
-            fields["text"] = self._spelled(ids)
+            shown.fields["text"] = self._spelled(ids)
             if body.logprobs is not None:
-                fields["logprobs"] = sample.names.entries(ids, [None, *known], body.logprobs)
-                sample.names.end_prompt()
+                names = CompletionLogprobs(work.service, skip=self._skip)
+                shown.logprobs = await names.encoded(ids, [None, *known], body.logprobs)
+                shown.offset = names.end_prompt()
         if body.return_token_ids:
-            fields["prompt_token_ids"] = ids
+            shown.fields["prompt_token_ids"] = msgspec.Raw(msgspec.json.encode(ids))
         if body.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = prompt_entries(
+            shown.fields["prompt_logprobs"] = await prompt_entries(
                 work.service, ids, known, body.prompt_logprobs
             )
-        return fields
+        return shown
 
     def _spelled(self, ids: list[int]) -> str:
         table = self._work.service.texts.token_bytes
@@ -182,32 +230,34 @@ async def whole_completion(work: Work, body: CompletionRequest) -> dict[str, Any
         "object": "text_completion",
         "created": work.created,
         "model": work.model,
-        "choices": [_choice(answers, body, sample) for sample in answers.samples],
+        "choices": [await _choice(answers, body, sample) for sample in answers.samples],
         "usage": answers.usage(),
     }
 
 
-def _choice(answers: Answers, body: CompletionRequest, sample: Sample) -> dict[str, Any]:
+async def _choice(answers: Answers, body: CompletionRequest, sample: Sample) -> msgspec.Raw:
+    """As JSON."""
     ids, texts, found = sample.ids, sample.texts, sample.logprobs
     finish, stop = sample.finish, sample.stop
     if body.max_tokens == 0:
         ids, texts, found, finish, stop = [], [], [], "length", None
+    shown = await answers.of_prompt(sample)
     choice: dict[str, Any] = {
         "index": sample.index,
         "text": "",
         "logprobs": None,
         "finish_reason": finish,
         "stop_reason": stop,
-        **answers.of_prompt(sample),
+        **shown.fields,
     }
     choice["text"] += "".join(texts)
     if body.logprobs is not None:
-        own = sample.names.entries(ids, found, body.logprobs)
-        before = choice["logprobs"]
-        choice["logprobs"] = own if before is None else {k: before[k] + own[k] for k in own}
+        own = await sample.names.encoded(ids, found, body.logprobs)
+        choice["logprobs"] = joined(shown.logprobs or {}, own)
     if body.return_token_ids:
         choice["token_ids"] = ids
-    return choice
+    await asyncio.sleep(0)  # others come between large choices
+    return msgspec.Raw(msgspec.json.encode(choice))
 
 
 async def completion_chunks(work: Work, body: CompletionRequest) -> AsyncGenerator[bytes]:
@@ -219,8 +269,17 @@ async def completion_chunks(work: Work, body: CompletionRequest) -> AsyncGenerat
         parts: list[bytes] = []
         for sample, event in answers.events(*await work.next()):
             sample.push(event)
-            for item in _items(answers, body, sample, event):
-                parts += (before, encode(item), after)
+            items: list[dict[str, Any]] = []
+            if not sample.has_begun:
+                sample.has_begun = True
+                items += await _first_items(answers, sample)
+            items += _items(body, sample, event)
+            for item in items:
+                data = encode(item)
+                parts += (before, data, after)
+                if len(data) > _SENT_AT_ONCE:
+                    yield b"".join(parts)
+                    parts.clear()
         if parts:
             yield b"".join(parts)
     if body.includes_usage:
@@ -229,16 +288,21 @@ async def completion_chunks(work: Work, body: CompletionRequest) -> AsyncGenerat
     yield DONE
 
 
-def _items(
-    answers: Answers, body: CompletionRequest, sample: Sample, event: Event
-) -> list[dict[str, Any]]:
+async def _first_items(answers: Answers, sample: Sample) -> list[dict[str, Any]]:
+    """The chunk with what a choice shows of its prompt."""
+    shown = await answers.of_prompt(sample)
+    if not shown.fields:
+        return []
+    item: dict[str, Any] = {"index": sample.index, "text": "", "logprobs": None}
+    item |= {"finish_reason": None, **shown.fields}
+    if shown.logprobs is not None:
+        item["logprobs"] = joined(shown.logprobs)
+    return [item]
+
+
+def _items(body: CompletionRequest, sample: Sample, event: Event) -> list[dict[str, Any]]:
     """choices[0] of an event's chunks; none when it has nothing to show."""
     items: list[dict[str, Any]] = []
-    if not sample.has_begun:
-        sample.has_begun = True
-        if of_prompt := answers.of_prompt(sample):
-            plain = {"index": sample.index, "text": "", "logprobs": None, "finish_reason": None}
-            items.append(plain | of_prompt)
     is_empty = body.max_tokens == 0
     shows = event.token is not None and not is_empty
     wanted = shows and (body.logprobs is not None or bool(body.return_token_ids))

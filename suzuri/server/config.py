@@ -34,7 +34,7 @@ class ServeConfig:
     --api-key-file)."""
 
     api_key_file: str | None = None
-    """File with one key per line."""
+    """File with one key per line; lines that begin with # are comments."""
 
     served_model_name: tuple[str, ...] = ()
     """Names by which clients may ask for the model (default: MODEL)."""
@@ -79,7 +79,8 @@ class ServeConfig:
     """Time for an answer, waiting included; longer gets 504."""
 
     reader_seconds: float = 60.0
-    """A reader of a stream that takes nothing for so long is cut off."""
+    """Time for a reader to take what waits for it, 1.5 times as long for a whole answer; a slower
+    one is cut off."""
 
     stuck_seconds: float = 120.0
     """An engine whose step takes longer is killed and started again."""
@@ -125,12 +126,8 @@ class ServeConfig:
             path = Path(self.api_key_file)
             if not path.is_file():
                 raise ValueError(f"--api-key-file {path}: there is no such file")
-            lines = [line.strip() for line in path.read_text("utf-8").splitlines()]
-            found = [line for line in lines if line]
-            if not found:
-                raise ValueError(f"--api-key-file {path}: there is no key in it")
-            keys += found
-        if not all(key.strip() and key.isascii() for key in keys):
+            keys += _keys_of(path)
+        if not all(key.strip() and key.isascii() for key in self.api_key):
             raise ValueError("--api-key: a key must be ASCII text and not empty")
         return tuple(keys)
 
@@ -145,3 +142,18 @@ class ServeConfig:
             memory_gb=self.memory_gb,
             token_budget=max(EngineConfig().token_budget, self.max_running),
         )
+
+
+def _keys_of(path: Path) -> list[str]:
+    """One key per line, but for empty lines and comments. ValueError, which never shows a key."""
+    found: list[str] = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        key = line.strip()
+        if not key or key.startswith(b"#"):
+            continue
+        if not key.isascii():
+            raise ValueError(f"--api-key-file {path}: line {number} is not ASCII text")
+        found.append(key.decode())
+    if not found:
+        raise ValueError(f"--api-key-file {path}: there is no key in it")
+    return found

@@ -99,9 +99,19 @@ def as_api_error(error: Exception) -> ApiError:
 FROM_PROCESSES = (RequestRefused, EngineUnavailable, TextRefused, TextUnavailable)
 """What `as_api_error` knows."""
 
+_FIELDS = {
+    "the conversation ": "messages",
+    "the prompt ": "prompt",
+    "prompt (": "max_tokens",
+    "reasoning effort ": "reasoning_effort",
+}
+"""By how the messages of the engine and of the renderer begin that do not begin with the field."""
 _FIELD = re.compile(r"([a-z_]+)(?:\[| =| key|:|\.| is | has | and )")
 
 
 def _field(message: str) -> str | None:
+    for begin, field in _FIELDS.items():
+        if message.startswith(begin):
+            return field
     found = _FIELD.match(message)
     return found[1] if found else None

@@ -9,6 +9,11 @@ import socket
 from asyncio.events import TimerHandle
 from typing import Any
 
+from httptools import (
+    HttpParserError,
+    HttpParserUpgrade,
+    HttpRequestParser,
+)
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -61,6 +66,8 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = _not_in_chunks(cycle, app)
         super()._start_asgi_task(cycle, app)
 
     # The head
@@ -70,8 +77,8 @@ class Connection(HttpToolsProtocol):
             return
         was_in_head = self._in_head
         try:
-            super().data_received(data)
-        except UnicodeDecodeError:
+            self._feed(data)
+        except (HttpParserError, UnicodeDecodeError):
             self.send_400_response("Invalid HTTP request received.")
             return
         if not self._has_begun or self.transport.is_closing():
@@ -83,11 +90,47 @@ class Connection(HttpToolsProtocol):
             message = f"the head of the request is larger than {MOST_HEAD} bytes"
             self._refuse(ApiError(431, message))
 
+    def _feed(self, data: bytes) -> None:
+        """As uvicorn's data_received, which loses the body of a request that offers an upgrade:
+        the parser stops behind its head, which is read again here without the offer."""
+        self._unset_keepalive_if_required()
+        rest = data
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except HttpParserUpgrade as stop:
+                if self._is_tunnel():
+                    return
+                rest = self._head_without_upgrade() + rest[stop.args[0] :]
+                self.parser = _parser(self)
+
+    def _offers_upgrade(self) -> bool:
+        return self.parser.should_upgrade() and not self._is_tunnel()
+
+    def _is_tunnel(self) -> bool:
+        """Asked for by CONNECT, which has nothing else to say and is answered as any request."""
+        return self.parser.get_method() == b"CONNECT"
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        for name, value in self.headers:
+            if name == b"connection":
+                words = [word.strip() for word in value.split(b",")]
+                kept = b", ".join(word for word in words if word.lower() != b"upgrade")
+                lines.append(b"connection: " + kept)
+            elif name != b"upgrade":
+                lines.append(name + b": " + value)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
     def on_message_begin(self) -> None:
         self._in_head = self._has_begun = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        if self._offers_upgrade():
+            return
         self._in_head = self._has_begun = False
         self._head_bytes = 0
         if self._head_timer is not None:
@@ -101,6 +144,8 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
 
     def on_message_complete(self) -> None:
+        if self._offers_upgrade():
+            return
         self._in_head = True
         super().on_message_complete()
 
@@ -156,3 +201,26 @@ class Connection(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._head_timer = self._write_timer = None
+
+
+def _parser(connection: Connection) -> HttpRequestParser:
+    """As uvicorn makes them."""
+    parser = HttpRequestParser(connection)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
+def _not_in_chunks(cycle: RequestResponseCycle, app: Any) -> Any:
+    """For HTTP/1.0, which does not know them: an answer of unknown length ends with the
+    connection."""
+    cycle.chunked_encoding = False
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        async def send_plain(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return answer

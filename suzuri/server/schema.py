@@ -25,6 +25,9 @@ MAX_PRIORITY = 10**6
 LONGEST_NAME = 64
 MAX_PAIRS = 1024
 """Most pairs of logit_bias and metadata."""
+MAX_TOOLS = 4096
+MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_IDS = 256, 4096, 4096
+"""Of one request: every sample has its own search for them."""
 
 
 class _FirstFault(FailFast):
@@ -124,6 +127,7 @@ class Common(BaseModel):
                 f"priority = {self.priority}: must be from -{MAX_PRIORITY} to {MAX_PRIORITY}",
                 "priority",
             )
+        self._check_stops()
         if self.stream_options is not None:
             if not self.stream:
                 raise invalid("stream_options: only with stream = true", "stream_options")
@@ -132,6 +136,16 @@ class Common(BaseModel):
                     "stream_options.include_obfuscation: not supported; leave it out",
                     "stream_options",
                 )
+
+    def _check_stops(self) -> None:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stops) > MAX_STOPS or sum(map(len, stops)) > MAX_STOP_CHARACTERS:
+            raise invalid(
+                f"stop: at most {MAX_STOPS} strings with {MAX_STOP_CHARACTERS} characters in all",
+                "stop",
+            )
+        if self.stop_token_ids is not None and len(self.stop_token_ids) > MAX_STOP_IDS:
+            raise invalid(f"stop_token_ids: at most {MAX_STOP_IDS}", "stop_token_ids")
 
     @property
     def includes_usage(self) -> bool:
@@ -211,6 +225,8 @@ class ChatRequest(Common):
         super().check()
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs: only with logprobs = true", "top_logprobs")
+        if self.tools is not None and len(self.tools) > MAX_TOOLS:
+            raise invalid(f"tools: has {len(self.tools)} tools; at most {MAX_TOOLS}", "tools")
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise invalid(
@@ -253,11 +269,21 @@ class DetokenizeRequest(BaseModel):
     tokens: Listed[int]
 
 
+_UNIONS = ("prompt", "stop", "tool_choice", "reasoning_effort")
+"""Fields of several forms: pydantic puts the name of the form after that of the field."""
+
+
 def first_fault(error: ValidationError, fields: set[str]) -> ApiError:
     """The first thing that is wrong, in words. `fields`: those that the endpoint has."""
-    fault = error.errors(include_url=False)[0]
+    faults = error.errors(include_url=False)
+    fault = faults[0]
     path = [str(step) for step in fault["loc"]]
     name = path[0] if path else None
+    if name in _UNIONS:
+        # One fault for each form that the field may have: of the form that fits furthest.
+        forms = [one for one in faults if one["loc"][0] == name]
+        fault = max(forms, key=lambda one: [step for step in one["loc"][2:] if step != "str"])
+        path = [name, *(str(step) for step in fault["loc"][2:])]
     if fault["type"] == "extra_forbidden":
         is_short = len(path) == 1 and len(path[-1]) <= LONGEST_NAME
         near = get_close_matches(path[-1], fields) if is_short else []

@@ -52,6 +52,9 @@ class TextsLike(Protocol):
 
     token_bytes: list[bytes]
 
+    @property
+    def why_not_ready(self) -> str | None: ...
+
     async def ask(self, question: Encode | Render) -> Prompts: ...
 
 
@@ -86,7 +89,9 @@ class Service:
             return "the server is shutting down"
         if self.engine.ready is None:
             return self.engine.why_not_ready
-        return None if self.texts.token_bytes else "the server is loading"
+        if not self.texts.token_bytes:
+            return "the server is loading"
+        return self.texts.why_not_ready
 
     def ready(self) -> Ready:
         """Raises ApiError 503 while nothing is taken."""
@@ -101,8 +106,15 @@ class Service:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def admit(self, kind: str, samples: int) -> "Work":
-        """Let a request of so many samples in. Raises ApiError 503 or, when too many wait, 429."""
+        """Let a request of so many samples in. Raises ApiError 503, 400 for more than may ever be
+        held, or, when too many wait, 429."""
         self.ready()
+        if samples > self.most_pending:
+            raise invalid(
+                f"n: the request wants {samples} answers (prompts times n); at most "
+                f"{self.most_pending} may run or wait here; send it in parts",
+                "n",
+            )
         if self.num_pending + samples > self.most_pending:
             raise self._full(f"{self.num_pending} answers run or wait")
         work = Work(self, kind, samples)
@@ -287,6 +299,8 @@ class Work:
                 self._finished(event.finish, written, now)
                 if event.finish == "deadline":
                     raise self.timed_out()
+                if event.finish == "error" and event.at_fault:
+                    raise invalid(event.error or "the request cannot be answered")
                 if event.finish == "error":
                     raise ApiError(500, event.error or "the engine failed on this request")
         return events

@@ -17,6 +17,7 @@ from suzuri.server.service import Work
 
 Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
+_LINE_ENDS = tuple((sign.encode(), b"\\u%04x" % ord(sign)) for sign in ("\x85", "\u2028", "\u2029"))
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -30,6 +31,14 @@ def event_frame(work: Work, kind: str, *, usage: bool) -> tuple[dict[str, Any], 
     head = {"id": work.id, "object": kind, "created": work.created, "model": work.model}
     before = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":['
     return head, before, b'],"usage":null}\n\n' if usage else b"]}\n\n"
+
+
+def one_lined(events: bytes) -> bytes:
+    """Events with an escape for each character that some readers, httpx among them, take for the
+    end of a line. In UTF-8 these bytes stand for nothing else, and only within strings."""
+    for sign, escape in _LINE_ENDS:
+        events = events.replace(sign, escape)
+    return events
 
 
 class ClientGone(Exception):
@@ -96,10 +105,11 @@ class EventStream(Response):
         try:
             async for chunk in self._chunks:
                 self._sending_since = loop.time()
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                body = one_lined(chunk)
+                await send({"type": "http.response.body", "body": body, "more_body": True})
                 self._sending_since = None
         except ApiError as error:
-            event = b"data: " + error.body() + b"\n\n" + DONE
+            event = one_lined(b"data: " + error.body() + b"\n\n" + DONE)
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -70,9 +70,14 @@ class Wrong(msgspec.Struct, frozen=True, tag="wrong"):
     error: str
 
 
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """The process lives; several a second, between the answers."""
+
+
 Answer = Table | Prompts | Wrong
+Said = Answer | Beat
 
 
-def framed(message: Question | Answer) -> bytes:
+def framed(message: Question | Said) -> bytes:
     data = msgspec.msgpack.encode(message)
     return len(data).to_bytes(LENGTH_BYTES, "little") + data

@@ -7,6 +7,9 @@ input, answers go to what was standard output. It ends when its input ends.
 import json
 import os
 import sys
+import threading
+import time
+from typing import BinaryIO
 
 import msgspec
 
@@ -22,10 +25,12 @@ from suzuri.processing.vocabulary import vocabulary_of
 from suzuri.server.text_messages import (
     LENGTH_BYTES,
     Answer,
+    Beat,
     Encode,
     Prompts,
     Question,
     Render,
+    Said,
     Setup,
     Table,
     Wrong,
@@ -34,6 +39,7 @@ from suzuri.server.text_messages import (
 
 LONGEST_TOKEN = 128
 """Bytes of the longest token of o200k."""
+BEAT_SECONDS = 0.25
 
 
 class TextWorker:
@@ -93,9 +99,33 @@ def _input(item: Media) -> MediaInput:
     )
 
 
+class _Answers:
+    """Where answers go, and from `start_beats` on a sign of life every BEAT_SECONDS."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._lock = file, threading.Lock()
+
+    def send(self, message: Said) -> None:
+        data = framed(message)
+        with self._lock:
+            self._file.write(data)
+            self._file.flush()
+
+    def start_beats(self) -> None:
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT_SECONDS)
+            try:
+                self.send(Beat())
+            except OSError:
+                return  # the server has gone, and the input will end too
+
+
 def main() -> None:
     """Answer until the input ends."""
-    answers = os.fdopen(os.dup(1), "wb")
+    answers = _Answers(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)  # what a library prints must not come between the answers
     questions = sys.stdin.buffer
     start_logging()
@@ -107,11 +137,10 @@ def main() -> None:
         if worker is None:
             assert isinstance(question, Setup), "the first message is the setup"
             worker = TextWorker(question, tokenizer)
-            answer: Answer = worker.table()
+            answers.send(worker.table())
+            answers.start_beats()
         else:
-            answer = worker.answer(question)
-        answers.write(framed(answer))
-        answers.flush()
+            answers.send(worker.answer(question))
 
 
 if __name__ == "__main__":

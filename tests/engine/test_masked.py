@@ -25,6 +25,8 @@ class Steps:
 
 
 class Walk:
+    where = "grammar"
+
     def __init__(self, allowed: Many[Many[int]]) -> None:
         self.allowed = allowed
         self.taken: list[int] = []

@@ -31,14 +31,14 @@ class Patch:
 PATCHES = {
     "window off by one": Patch(
         "kernels/paged_attention/cpu.py",
-        "max(position - window + 1, 0)",
-        "max(position - window, 0)",
+        "max(at - window + 1, 0)",
+        "max(at - window, 0)",
         "text.layer.0.attn",
     ),
     "bias shifted": Patch(
         "kernels/paged_attention/cpu.py",
-        "array(exact.widen(proj_BE))[:, ::-1].copy()",
-        "np.roll(array(exact.widen(proj_BE))[:, ::-1], 1, 1).copy()",
+        "array(exact.widen(proj_BE))[:, ::-1]",
+        "np.roll(array(exact.widen(proj_BE))[:, ::-1], 1, 1)",
         "text.layer.0.attn",
     ),
     "conv residual doubled": Patch(

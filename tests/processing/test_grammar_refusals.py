@@ -9,6 +9,7 @@ import pytest
 
 from suzuri.model.config import NUM_IDS, preset
 from suzuri.processing import grammar as grammar_module
+from suzuri.processing.errors import GrammarError
 from suzuri.processing.grammar import Grammar, GrammarCompiler, Matcher, allowed_rows
 from suzuri.processing.grammar_request import GrammarSpec, chat_grammar, text_grammar
 from suzuri.processing.grammar_schema import MAX_BYTES, shortened
@@ -343,8 +344,20 @@ def test_a11_a_grammar_read_in_many_ways_ends_its_own_request(full: GrammarCompi
     assert spec is not None
     matcher = full.compile(spec).matcher()
     (row,) = TOKENIZER.encode("a")
-    with pytest.raises(ValueError, match="cannot go on: its text can be read in too many ways"):
+    words = r"^grammar: the output cannot go on: its text can be read in too many ways"
+    with pytest.raises(GrammarError, match=words):
         for _ in range(80):
+            matcher.mask()
+            matcher.advance(row)
+
+
+def test_a11_a_regex_that_gets_too_complex_is_at_fault_itself() -> None:
+    parts = "|".join(f"[^{letter}]*{letter}[^x]{{3,40}}" for letter in "abcdefghijklmnopqrst")
+    matcher = compiled(text_grammar(regex=f"({parts})*"))
+    rows = TINY.to_rows(TINY.expand(TOKENIZER.encode("the quick brown fox jumps over a dog " * 9)))
+    words = r"^regex: the output cannot go on: it takes too much"
+    with pytest.raises(GrammarError, match=words):
+        for row in rows:
             matcher.mask()
             matcher.advance(row)
 

@@ -186,6 +186,7 @@ class FakeTexts:
         self.token_bytes = token_bytes or [bytes([id % 256]) for id in range(NUM_IDS)]
         self.asked: list[Encode | Render] = []
         self.delay = 0.0
+        self.why_not_ready: str | None = None
 
     async def ask(self, question: Encode | Render) -> Prompts:
         self.asked.append(question)

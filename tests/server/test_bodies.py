@@ -153,7 +153,7 @@ def test_every_error_is_an_object_of_openai() -> None:
             (await client.get("/v1/models/a/b%00c"), 404),
             (await client.delete("/v1/models"), 405),
             (await client.put(CHAT), 405),
-            (await client.head("/metrics"), 405),
+            (await client.head(CHAT), 405),
             (await client.post(CHAT, content=b"x" * 5000), 413),
             (await client.post(CHAT, content=b"{}", headers={"content-type": "text/xml"}), 415),
             (await client.post(CHAT, json={}), 400),

@@ -183,6 +183,43 @@ def test_other_protocols_are_not_spoken() -> None:
     serve(scenario)
 
 
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+
+
+@pytest.mark.parametrize("cut", [1, 60, 10_000])
+def test_an_offered_upgrade_costs_no_body(cut: int) -> None:
+    """As `curl --http2` sends it, whole or in parts."""
+    engine = FakeEngine([120], finish="length")
+    plain = request({"prompt": "some words"}, close=False)
+    whole = plain + plain.replace(b"Host: x\r\n", b"Host: x\r\n" + UPGRADE)
+
+    async def scenario(found: Site) -> None:
+        parts = [whole[start : start + cut] for start in range(0, len(whole), cut)]
+        answer = await found.send(*parts)
+        assert answer.count(b"HTTP/1.1 200 OK") == 2
+        assert [bytes(prompt) for prompt, _, _ in engine.added] == [b"some words"] * 2
+
+    serve(scenario, service(engine))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_older_client_gets_no_chunks(stream: bool) -> None:
+    sent = request({"prompt": "x", "stream": stream}, close=False).replace(b"/1.1", b"/1.0")
+
+    async def scenario(found: Site) -> None:
+        head, _, body = (await found.send(sent)).partition(b"\r\n\r\n")
+        assert head.split()[1] == b"200"
+        assert b"transfer-encoding" not in head.lower()
+        assert b"connection: close" in head.lower()
+        if stream:
+            assert body.startswith(b"data: {")
+            assert body.endswith(b"data: [DONE]\n\n")
+        else:
+            assert json.loads(body)["choices"]
+
+    serve(scenario, service(FakeEngine([120, 121], finish="length")))
+
+
 def test_silence_and_half_heads_end() -> None:
     """s09: connections that are opened and left, at once or after an answer."""
 

@@ -326,7 +326,7 @@ def test_too_many_get_429_and_all_is_let_go() -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         waiting = asyncio.create_task(client.post(CHAT, json=chat(n=3)))
         await asyncio.sleep(0.05)
-        answer = await client.post(COMPLETIONS, json={"prompt": ["a", "b"], "n": 2})
+        answer = await client.post(COMPLETIONS, json={"prompt": "a", "n": 2})
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) > 0
         assert answer.json()["error"]["code"] == "queue_full"
