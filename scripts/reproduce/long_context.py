@@ -38,12 +38,12 @@ from suzuri.engine.devices import device_named
 from suzuri.engine.engine import Engine
 from suzuri.engine.plan import Plan, Work
 from suzuri.engine.runner import Launched, Runner
-from suzuri.engine.sampling_params import SamplingParams
 from suzuri.model.config import ModelConfig
 from suzuri.model.inkling import Inkling
 from suzuri.model.locate import locate
 from suzuri.model.random_weights import initialize
 from suzuri.processing.vocabulary import FullVocabulary
+from suzuri.tools.bench.measure import params
 from suzuri.tools.bench.record import commit, fingerprint, hardware
 from suzuri.tools.bench.shapes import SHAPES, decoder_only
 from suzuri.tools.bench.state import planned_bytes
@@ -216,10 +216,6 @@ def ids(model: Inkling, count: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     rows = model.config.text.unpadded_vocab_size
     return torch.randint(rows, (count,), generator=generator).tolist()
-
-
-def params(tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
 
 
 def passes(options: argparse.Namespace) -> list[Pass]:

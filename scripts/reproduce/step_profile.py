@@ -24,10 +24,10 @@ from suzuri.model.locate import locate
 from suzuri.tools.bench.card import card_for
 from suzuri.tools.bench.cells import Cell, cell_named
 from suzuri.tools.bench.floors import StepFloors
-from suzuri.tools.bench.measure import Bench, params
+from suzuri.tools.bench.measure import WARM_STEPS, Bench, begin_decode, params
 from suzuri.tools.bench.record import gpu_name, header, write
 from suzuri.tools.bench.shapes import decoder_only
-from suzuri.tools.bench.state import Load, build_engine, fill_caches
+from suzuri.tools.bench.state import Load, build_engine
 from suzuri.tools.bench.watch import Watch
 from suzuri.tools.bench.weights import draw_model
 
@@ -53,25 +53,13 @@ def ready(bench: Bench, cell: Cell) -> tuple[Engine, Watch, Callable[[int], None
 
         passes(1)
         return engine, watch, passes
-    load = Load(
-        sequences=cell.batch,
-        context=cell.length + 128,
-        token_budget=cell.batch * (cell.length + 1),
-        at_once=True,
-    )
-    rows = max(cell.batch, 256)
-    engine, watch = build_engine(bench.model, load, bench.dtype, skip_prompts=True, rows=rows)
-    fill_caches(watch, bench.seed)
-    for i in range(cell.batch):
-        engine.add(str(i), bench.prompt(cell.length, 1, i), params(120))
+    engine, watch = begin_decode(bench, cell, 120)
 
     def steps(count: int) -> None:
         for _ in range(count):
             engine.step()
 
-    while engine.scheduler.num_waiting or any(s.is_prefilling for s in engine.scheduler.running):
-        engine.step()
-    steps(6)
+    steps(WARM_STEPS)
     return engine, watch, steps
 
 

@@ -28,14 +28,11 @@ def accepted_lengths(model: Inkling, rows: Sequence[int], start: int) -> list[in
     right: list[torch.Tensor] = []
     with torch.no_grad():
         batch = pack([list(rows)], device=device)
-        previous_ND, embedded_ND = model.decoder(batch), model.decoder.embedded(batch)
-        for depth in range(depths):
-            left = count - depth - 1
-            part = pack([[0] * left], device=device)
-            previous_ND = draft(depth, previous_ND[:left], embedded_ND[depth + 1 :], part)
-            guess_N = model.decoder.logits(previous_ND).argmax(-1)
-            # Row j of depth d guesses token j + d + 2.
-            right.append(guess_N[:-1] == tokens[depth + 2 :])
+        hidden_ND, embedded_ND = model.decoder(batch), model.decoder.embedded(batch)
+        for depth_MD, read_M in draft.over_known_tokens(hidden_ND, embedded_ND, [count]):
+            # A row guesses the token after the one that it read; nothing follows the last.
+            guess_M = model.decoder.logits(depth_MD).argmax(-1)
+            right.append(guess_M[:-1] == tokens[read_M[:-1] + 1])
     # Behind the token at place p (p >= start - 1 is the last of the prompt): rows p of every depth.
     found: list[int] = []
     for place in range(start - 1, last):

@@ -1,9 +1,11 @@
 """Multi-token prediction: draft depths chained behind the decoder, each a dense block."""
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor, nn
 
-from suzuri.model.batch import Batch
+from suzuri.model.batch import Batch, pack
 from suzuri.model.config import ModelConfig
 from suzuri.model.decoder import Layer
 from suzuri.model.linear import Linear, RMSNorm
@@ -60,3 +62,41 @@ class DraftHead(nn.Module):
         """
         h_ND = self.depths[depth](previous_ND, embedded_ND, batch)
         return h_ND if self.chain_norm is None else self.chain_norm(h_ND)
+
+    def over_known_tokens(
+        self, hidden_ND: Tensor, embedded_ND: Tensor, lengths: Sequence[int]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every depth over packed sequences of so many tokens each, all of which are known, without
+        a cache: (hidden rows [M, D], packed row [M] of the token that each consumed).
+
+        hidden_ND [N, D]: the decoder's final-norm rows; embedded_ND [N, D]: its `embedded`. Row j
+        of depth d consumes token j + d + 1, so a sequence has a row less at every depth; it ends
+        where no sequence has any.
+        """
+        device, starts, left = hidden_ND.device, [0], list(lengths)
+        for length in lengths:
+            starts.append(starts[-1] + length)
+        for depth in range(len(self.depths)):
+            # A sequence's last row of the depth before has no further token to consume.
+            kept: list[int] = []
+            place = 0
+            for length in left:
+                kept += range(place, place + max(length - 1, 0))
+                place += length
+            left = [max(length - 1, 0) for length in left]
+            if not kept:
+                return
+            consumed = [
+                start + depth + 1 + j
+                for start, length in zip(starts, left, strict=False)
+                for j in range(length)
+            ]
+            consumed_M = torch.tensor(consumed, device=device)
+            kept_M = torch.tensor(kept, device=device)
+            hidden_ND = self(
+                depth,
+                hidden_ND.index_select(0, kept_M),  # exact: every row once at most
+                embedded_ND.index_select(0, consumed_M),  # exact: every row once at most
+                pack([[0] * length for length in left], device=device),
+            )
+            yield hidden_ND, consumed_M

@@ -96,13 +96,10 @@ class Holdout:
 
     def loss(self, trainer: LocalTrainer, batch_size: int) -> tuple[float, float]:
         """The loss per weight, and the weight. The trainer is as before."""
-        # Rows that pass the router are counted, and the counts move the selection biases.
-        loads = {name: count.clone() for name, count in trainer.loads.state().items()}
         loss, weight = 0.0, 0.0
         for start in range(0, len(self._indices), batch_size):
             indices = self._indices[start : start + batch_size]
             batch = make_batch(self._dataset, self._maker, indices, skip_bad=False)
             output = trainer.forward(batch.samples, LOSS)
             loss, weight = loss + output.loss_sum, weight + output.weight_sum
-        trainer.loads.load(loads)
         return loss / weight, weight

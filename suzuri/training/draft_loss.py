@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from suzuri.kernels.token_logprobs import token_logprobs
-from suzuri.model.batch import pack
 from suzuri.model.inkling import Inkling
 from suzuri.training.packing import MicroBatch
 
@@ -27,40 +26,12 @@ def draft_loss(model: Inkling, micro: MicroBatch, hidden_ND: Tensor, *, detached
     assert draft is not None
     embedded_ND = decoder.embedded(micro.batch)
     head_VD = decoder.unembed.weight
-    previous_ND, device = hidden_ND, hidden_ND.device
     if detached:
-        embedded_ND, head_VD, previous_ND = (
-            x.detach() for x in (embedded_ND, head_VD, previous_ND)
-        )
-    starts = [0]
-    for length in micro.lengths:
-        starts.append(starts[-1] + length)
+        embedded_ND, head_VD, hidden_ND = (x.detach() for x in (embedded_ND, head_VD, hidden_ND))
     total = hidden_ND.new_zeros((), dtype=torch.float32)
-    left = list(micro.lengths)
-    for depth in range(len(draft.depths)):
-        # A sample's last row of the depth before has no further token to read.
-        kept, place = [], 0
-        for length in left:
-            kept += range(place, place + max(length - 1, 0))
-            place += length
-        left = [max(length - 1, 0) for length in left]
-        if not kept:
-            break
-        read = [
-            start + depth + 1 + j
-            for start, length in zip(starts, left, strict=False)
-            for j in range(length)
-        ]
-        read_M = torch.tensor(read, device=device)
-        batch = pack([[0] * length for length in left], device=device)
-        previous_ND = draft(
-            depth,
-            previous_ND.index_select(0, torch.tensor(kept, device=device)),
-            embedded_ND.index_select(0, read_M),
-            batch,
-        )
+    for depth_MD, read_M in draft.over_known_tokens(hidden_ND, embedded_ND, micro.lengths):
         logprobs_M = token_logprobs(
-            previous_ND,
+            depth_MD,
             head_VD,
             targets_N.index_select(0, read_M),
             scale=decoder.logit_scale,

@@ -42,9 +42,9 @@ class ExpertLoads:
         return count
 
     @contextlib.contextmanager
-    def counting(self) -> Generator[None]:
-        """Rows that run inside the block count."""
-        self._is_counting = True
+    def counting(self, wanted: bool) -> Generator[None]:
+        """Rows that run inside the block count, if that is wanted."""
+        self._is_counting = wanted
         try:
             yield
         finally:

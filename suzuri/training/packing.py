@@ -5,7 +5,7 @@
 # pyright: reportUnknownArgumentType=false
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from suzuri.model.batch import Batch, pack
 from suzuri.processing.vocabulary import Vocabulary
 from suzuri.training.losses import LossConfig, check_fields
-from suzuri.types import MediaInput, Sample
+from suzuri.types import Array, MediaInput, Sample
 
 
 class SampleError(ValueError):
@@ -52,30 +52,49 @@ def micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
     return sorted(sorted(group) for group in groups)
 
 
-def check(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A sound sample in model rows: those of its tokens [T], and its fields, whose target_tokens
+    are model rows too."""
+
+    rows: list[int]
+    fields: dict[str, Array]
+    media: tuple[MediaInput, ...]
+
+
+def prepare(
     samples: Sequence[Sample],
     loss: str,
     config: LossConfig,
     vocabulary: Vocabulary,
     max_tokens: int,
-) -> None:
-    """Raises SampleError for the first sample that is not sound, before anything is computed."""
+    towers: Collection[str],
+) -> list[Prepared]:
+    """Raises SampleError for the first sample that is not sound, before anything is computed.
+    `towers`: the kinds of media that the model has one for."""
+    found: list[Prepared] = []
     for index, sample in enumerate(samples):
         try:
-            _check(sample, loss, config, vocabulary, max_tokens)
+            found.append(_prepared(sample, loss, config, vocabulary, max_tokens, towers))
         except ValueError as error:
             raise SampleError(index, str(error)) from error
+    return found
 
 
-def _check(
-    sample: Sample, loss: str, config: LossConfig, vocabulary: Vocabulary, max_tokens: int
-) -> None:
+def _prepared(
+    sample: Sample,
+    loss: str,
+    config: LossConfig,
+    vocabulary: Vocabulary,
+    max_tokens: int,
+    towers: Collection[str],
+) -> Prepared:
     count = sample.num_tokens
     if not 0 < count <= max_tokens:
         raise ValueError(f"{count} tokens; need 1 to {max_tokens}")
-    inputs = {name: np.asarray(values) for name, values in sample.inputs.items()}
-    check_fields(loss, {name: values.shape for name, values in inputs.items()}, config)
-    for name, values in inputs.items():
+    fields = {name: np.asarray(values) for name, values in sample.inputs.items()}
+    check_fields(loss, {name: values.shape for name, values in fields.items()}, config)
+    for name, values in fields.items():
         if values.shape[0] != count:
             raise ValueError(f"{name} has {values.shape[0]} places for {count} tokens")
         if name == "target_tokens":
@@ -83,48 +102,44 @@ def _check(
                 raise ValueError(f"target_tokens are {values.dtype}; need integers")
         elif values.dtype.kind not in "fiub" or not np.isfinite(values).all():
             raise ValueError(f"{name}: must be finite numbers")
-    vocabulary.to_rows([int(id) for id in sample.tokens])
-    vocabulary.to_rows([int(id) for id in inputs["target_tokens"].reshape(-1)])
+    rows = vocabulary.to_rows([int(id) for id in sample.tokens])
+    targets = fields["target_tokens"]
+    target_rows = vocabulary.to_rows([int(id) for id in targets.reshape(-1)])
+    fields["target_tokens"] = np.array(target_rows, np.int64).reshape(targets.shape)
     end = 0
     for item in sorted(sample.media, key=lambda item: item.index):
         if item.kind not in ("image", "audio"):
             raise ValueError(f"media of kind {item.kind!r}; there are image and audio")
+        if item.kind not in towers:
+            raise ValueError(f"a part of kind {item.kind}, the model has no tower for it")
         if item.index < end or item.index + len(item.inputs) > count:
             raise ValueError(
                 f"{item.kind} of {len(item.inputs)} tokens at {item.index}: outside of the "
                 f"{count} tokens, or over another one"
             )
         end = item.index + len(item.inputs)
+    return Prepared(rows=rows, fields=fields, media=sample.media)
 
 
 def build(
-    samples: Sequence[Sample],
+    prepared: Sequence[Prepared],
     indices: Sequence[int],
-    vocabulary: Vocabulary,
     features: Callable[[MediaInput], Tensor],
     dtype: torch.dtype,
     device: torch.device,
 ) -> MicroBatch:
     """The samples at `indices` packed. `features(item)` [M, D]: what a tower makes of a picture or
     clip."""
-    chosen = [samples[i] for i in indices]
+    chosen = [prepared[i] for i in indices]
     media = [
         (place, item.index, features(item))
         for place, sample in enumerate(chosen)
         for item in sample.media
     ]
-    batch = pack(
-        [vocabulary.to_rows([int(id) for id in sample.tokens]) for sample in chosen],
-        media=media,
-        device=device,
-    )
+    batch = pack([sample.rows for sample in chosen], media=media, device=device)
     fields: dict[str, Tensor] = {}
-    for name in chosen[0].inputs:
-        values = np.concatenate([np.asarray(sample.inputs[name]) for sample in chosen])
-        if name == "target_tokens":
-            rows = vocabulary.to_rows([int(id) for id in values.reshape(-1)])
-            fields[name] = torch.tensor(rows, dtype=torch.int64, device=device).view(values.shape)
-        else:
-            fields[name] = torch.as_tensor(values).to(device=device, dtype=dtype)
-    lengths = [sample.num_tokens for sample in chosen]
+    for name in chosen[0].fields:
+        values = torch.as_tensor(np.concatenate([sample.fields[name] for sample in chosen]))
+        fields[name] = values.to(device, None if name == "target_tokens" else dtype)
+    lengths = [len(sample.rows) for sample in chosen]
     return MicroBatch(samples=list(indices), batch=batch, fields=fields, lengths=lengths)

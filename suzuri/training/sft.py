@@ -51,7 +51,8 @@ def run_sft(config: SftConfig) -> int:
     tokenizer = Tokenizer()
     vocabulary = vocabulary_of(shape.kept_vocabulary, tokenizer.token_bytes)
     most = shape.text.model_max_length
-    maker = SampleMaker(tokenizer, shape, vocabulary, min(config.trainer.max_tokens or most, most))
+    longest = min(config.trainer.max_tokens or most, most)
+    maker = SampleMaker(tokenizer, shape, vocabulary, longest)
     train = config.dataset or JsonlData(config.train)
     evaluation = config.eval_dataset or (JsonlData(config.eval) if config.eval else None)
     document = {
@@ -81,7 +82,6 @@ def run_sft(config: SftConfig) -> int:
             display.say(f"going on after step {step} of {folder.path}")
         workers = None
         if config.data_workers:
-            longest = min(config.trainer.max_tokens or most, most)
             workers = DataWorkers(
                 config.data_workers, train, shape, longest, skip_bad=config.skip_bad
             )

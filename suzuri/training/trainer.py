@@ -25,7 +25,7 @@ from suzuri.training.draft_loss import draft_loss
 from suzuri.training.expert_loads import ExpertLoads
 from suzuri.training.losses import Loss, LossConfig, Rows
 from suzuri.training.optimizer import Optimizer, freeze
-from suzuri.training.packing import MicroBatch, build, check, micro_batches
+from suzuri.training.packing import MicroBatch, build, micro_batches, prepare
 from suzuri.training.parallelize import recompute_layers
 from suzuri.types import AdamParams, Array, ForwardOutput, MediaInput, Sample
 
@@ -46,6 +46,8 @@ class LocalTrainer:
         self.trained = freeze(model, config.frozen)
         self.optimizer = Optimizer(model.named_parameters())
         self.loads = ExpertLoads(model)
+        towers = {"image": model.vision, "audio": model.audio}
+        self._towers = {kind: tower for kind, tower in towers.items() if tower is not None}
         self._saver = checkpoint.Saver()
         self.num_steps = 0
         self.weight_sum = 0.0
@@ -129,13 +131,15 @@ class LocalTrainer:
         self, samples: Sequence[Sample], loss: str, settings: Settings | None, *, backward: bool
     ) -> ForwardOutput:
         config = LossConfig.of(loss, settings or {})
-        check(samples, loss, config, self.vocabulary, self.max_tokens)
+        prepared = prepare(
+            samples, loss, config, self.vocabulary, self.max_tokens, self._towers.keys()
+        )
         lengths = [sample.num_tokens for sample in samples]
         found: list[Array | None] = [None] * len(samples)
         total = _Totals()
         for group in micro_batches(lengths, self.config.token_budget):
-            micro = build(samples, group, self.vocabulary, self._features, self.dtype, self.device)
-            with self.loads.counting():
+            micro = build(prepared, group, self._features, self.dtype, self.device)
+            with self.loads.counting(backward):
                 one, logprobs_N, extra = self._losses(micro, loss, config)
             if backward:
                 self._backward(one.loss + extra if extra is not None else one.loss)
@@ -164,10 +168,7 @@ class LocalTrainer:
             loss.backward()
 
     def _features(self, item: MediaInput) -> Tensor:
-        tower = self.model.vision if item.kind == "image" else self.model.audio
-        if tower is None:
-            raise ValueError(f"a sample has a part of kind {item.kind}, the model no tower for it")
-        return tower(torch.as_tensor(np.asarray(item.inputs)).to(self.device))
+        return self._towers[item.kind](torch.as_tensor(np.asarray(item.inputs)).to(self.device))
 
     def _losses(
         self, micro: MicroBatch, name: str, config: LossConfig

@@ -21,7 +21,7 @@ from suzuri.training.checkpoint import content_hash
 from suzuri.training.config import TrainingConfig
 from suzuri.training.packing import SampleError, micro_batches
 from suzuri.training.trainer import LocalTrainer
-from suzuri.types import AdamParams, Sample
+from suzuri.types import AdamParams, MediaInput, Sample
 from tests.model.models import golden_model
 from tests.training.samples import policy_samples, samples, trainer
 
@@ -503,3 +503,23 @@ def test_gradients_on_a_gpu_are_those_of_the_cpu(name: str) -> None:
     assert math.sqrt(sum(x**2 for x in apart.values())) < 1e-4 * size
     for n, x in cpu.items():
         assert apart[n] <= 1e-3 * max(float(x.norm()), 1e-3 * size), n
+
+
+def test_a_forward_alone_counts_no_expert_rows() -> None:
+    subject = trainer(bias_rate=0.1)
+    subject.forward_backward(samples(), "cross_entropy")
+    before = {name: counts.clone() for name, counts in subject.loads.counts.items()}
+    subject.forward(samples(seed=8), "cross_entropy")
+    assert equal(dict(subject.loads.counts), before)
+
+
+def test_media_without_a_tower_are_refused_before_anything_is_computed() -> None:
+    subject = trainer(token_budget=8)
+    subject.model.vision = None
+    subject = LocalTrainer(subject.model, subject.config, FullVocabulary())
+    bad = samples((6,))[0]
+    picture = MediaInput(kind="image", index=0, inputs=np.zeros((1, 2, 40, 40, 3), np.float32))
+    bad = Sample(tokens=bad.tokens, inputs=bad.inputs, media=(picture,))
+    with pytest.raises(SampleError, match=r"sample 1: .* no tower"):
+        subject.forward_backward([*samples((7,)), bad], "cross_entropy")
+    assert not gradients(subject)

@@ -60,9 +60,8 @@ def params(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
 
 
-def measure_decode(bench: Bench, cell: Cell) -> dict[str, Any]:
-    """Steps of `batch` sequences that have `length` tokens each when the first step begins."""
-    tokens = WARM_STEPS + 2 + bench.repeats * bench.steps
+def begin_decode(bench: Bench, cell: Cell, tokens: int) -> tuple[Engine, Watch]:
+    """An engine whose `batch` sequences have `length` tokens each and may still have `tokens`."""
     context = cell.length + tokens + 1
     budget = cell.batch * (cell.length + 1)
     load = Load(sequences=cell.batch, context=context, token_budget=budget, at_once=True)
@@ -74,6 +73,12 @@ def measure_decode(bench: Bench, cell: Cell) -> dict[str, Any]:
         engine.add(str(i), bench.prompt(cell.length, 1, i), params(tokens))
     while engine.scheduler.num_waiting or any(s.is_prefilling for s in engine.scheduler.running):
         engine.step()
+    return engine, watch
+
+
+def measure_decode(bench: Bench, cell: Cell) -> dict[str, Any]:
+    """Steps of `batch` sequences that have `length` tokens each when the first step begins."""
+    engine, watch = begin_decode(bench, cell, WARM_STEPS + 2 + bench.repeats * bench.steps)
     bench.tick("warming up")
     with counted_experts(bench.model, watch) as loads:
         engine.step()
