@@ -1,10 +1,12 @@
-"""inkling-nano from nothing: text, tools, pictures, sounds and draft depths, on one H200.
+"""inkling-nano from nothing, first stage: text, tools, pictures and sounds, on one H200.
 
     suzuri sft recipes/nano.py --run_dir=runs/nano   # again to go on
     suzuri sft recipes/nano.py --run_dir=runs/nano-cpu --device=cpu --data_workers=0 \\
         --steps=300 --batch_size=48 \\
         --optimizer.warmup=20 --trainer.token_budget=4096     # in small, on a CPU
     suzuri eval runs/nano/weights
+
+The weights are complete and usable; nano_drafts.py then teaches the draft depths.
 """
 
 from suzuri.envs.mixture import Mixture
@@ -18,14 +20,13 @@ config = SftConfig(
     eval_dataset=Mixture(split="held_out"),
     eval_size=512,
     run_dir="runs/nano",
-    steps=6000,
+    steps=3000,
     batch_size=512,
     data_workers=10,
     eval_every=500,
     save_every=250,
     trainer=TrainingConfig(
-        token_budget=32_768,
-        draft_loss_weight=0.3,
+        token_budget=131_072,
         bias_rate=0.001,
         skip_unweighted=True,
     ),

@@ -26,3 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Several processes share a GPU: what a test needed at its peak goes back after it."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        torch.cuda.empty_cache()

@@ -24,8 +24,8 @@ NANO_WEIGHTS: dict[str, float] = {
     "small_talk": 9.0,
     "knowledge": 5.0,
     "conversations": 6.0,
-    "pictures": 7.0,
-    "sounds": 4.0,
+    "pictures": 9.0,
+    "sounds": 6.0,
 }
 """What inkling-nano learns from, in tasks. Leave out kinds for a model without towers."""
 TEXT_WEIGHTS = {k: w for k, w in NANO_WEIGHTS.items() if k not in ("pictures", "sounds")}

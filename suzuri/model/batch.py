@@ -13,10 +13,12 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+import numpy as np  # exact: integers on the host only
 import torch
 from torch import Tensor
 
 from suzuri.kernels import dispatch
+from suzuri.types import Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,7 @@ class Batch:
 
 
 def pack(
-    sequences: Sequence[Sequence[int]],
+    sequences: Sequence[Sequence[int] | Array],
     *,
     first_positions: Sequence[int] | None = None,
     media: Sequence[tuple[int, int, Tensor]] = (),
@@ -107,13 +109,47 @@ def pack(
     here, features [M, D]). Raises ValueError where media do not fit.
     """
     lengths = [len(sequence) for sequence in sequences]
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + length)
+    starts_S1 = np.cumsum([0, *lengths])
     firsts = list(first_positions) if first_positions is not None else [0] * len(lengths)
     if cache is None and any(firsts):
         raise ValueError(f"first_positions {firsts}: without a cache every sequence starts at 0")
-    rows: list[int] = []
+    if len(firsts) != len(lengths):
+        raise ValueError(f"{len(firsts)} first_positions for {len(lengths)} sequences")
+    ids = [_integers(sequence) for sequence in sequences]
+    seq_ids_N = np.repeat(np.arange(len(lengths)), lengths)
+    # A row's place in its sequence, from where that begins.
+    offsets_S = np.asarray(firsts, np.int64) - starts_S1[:-1]
+    positions_N = np.arange(starts_S1[-1]) + np.repeat(offsets_S, lengths)
+
+    def tensor(values: Array) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64, copy=False)).to(device)
+
+    return Batch(
+        token_ids_N=tensor(np.concatenate([np.zeros(0, np.int64), *ids])),
+        positions_N=tensor(positions_N),
+        seq_ids_N=tensor(seq_ids_N),
+        seq_starts_S1=tensor(starts_S1),
+        media_rows_M=tensor(_media_rows(media, lengths, starts_S1)) if media else None,
+        media_features_MD=torch.cat([features for _, _, features in media]) if media else None,
+        cache=cache,
+    )
+
+
+def _integers(sequence: Sequence[int] | Array) -> Array:
+    if isinstance(sequence, np.ndarray):
+        is_sound = sequence.dtype.kind in "iu" and sequence.ndim == 1
+    else:
+        is_sound = all(type(token) is int for token in sequence)
+    if not is_sound:
+        raise ValueError("token ids must be integers")
+    return np.asarray(sequence, np.int64)
+
+
+def _media_rows(
+    media: Sequence[tuple[int, int, Tensor]], lengths: list[int], starts_S1: Array
+) -> Array:
+    """Packed rows [M] of the placeholders, in the order of the features."""
+    rows: list[Array] = []
     for sequence, index, features in media:
         if not 0 <= sequence < len(lengths):
             raise ValueError(f"media for sequence {sequence} of {len(lengths)}")
@@ -122,23 +158,8 @@ def pack(
                 f"media of {features.shape[0]} tokens at index {index} do not fit into sequence "
                 f"{sequence} of {lengths[sequence]} tokens"
             )
-        rows.extend(range(starts[sequence] + index, starts[sequence] + index + features.shape[0]))
-    if any(type(token) is not int for ids in sequences for token in ids):
-        raise ValueError("token ids must be integers")
-    if len(set(rows)) != len(rows):
+        rows.append(starts_S1[sequence] + index + np.arange(features.shape[0]))
+    rows_M = np.concatenate(rows)
+    if len(np.unique(rows_M)) != len(rows_M):
         raise ValueError("media overlap: two features for one token")
-
-    def tensor(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
-
-    return Batch(
-        token_ids_N=tensor([token for sequence in sequences for token in sequence]),
-        positions_N=tensor(
-            [first + i for first, n in zip(firsts, lengths, strict=True) for i in range(n)]
-        ),
-        seq_ids_N=tensor([s for s, n in enumerate(lengths) for _ in range(n)]),
-        seq_starts_S1=tensor(starts),
-        media_rows_M=tensor(rows) if media else None,
-        media_features_MD=torch.cat([features for _, _, features in media]) if media else None,
-        cache=cache,
-    )
+    return rows_M

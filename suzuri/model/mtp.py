@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np  # exact: integers on the host only
 import torch
 from torch import Tensor, nn
 
@@ -73,30 +74,24 @@ class DraftHead(nn.Module):
         of depth d consumes token j + d + 1, so a sequence has a row less at every depth; it ends
         where no sequence has any.
         """
-        device, starts, left = hidden_ND.device, [0], list(lengths)
-        for length in lengths:
-            starts.append(starts[-1] + length)
+        device = hidden_ND.device
+        given_S = np.asarray(lengths, np.int64)
+        starts_S = np.cumsum(given_S) - given_S
         for depth in range(len(self.depths)):
             # A sequence's last row of the depth before has no further token to consume.
-            kept: list[int] = []
-            place = 0
-            for length in left:
-                kept += range(place, place + max(length - 1, 0))
-                place += length
-            left = [max(length - 1, 0) for length in left]
-            if not kept:
+            left_S = np.maximum(given_S - depth - 1, 0)
+            if not left_S.any():
                 return
-            consumed = [
-                start + depth + 1 + j
-                for start, length in zip(starts, left, strict=False)
-                for j in range(length)
-            ]
-            consumed_M = torch.tensor(consumed, device=device)
-            kept_M = torch.tensor(kept, device=device)
+            before_S = np.maximum(given_S - depth, 0)
+            ends_S = np.cumsum(left_S)
+            row_M = np.arange(ends_S[-1]) - np.repeat(ends_S - left_S, left_S)
+            kept = row_M + np.repeat(np.cumsum(before_S) - before_S, left_S)
+            consumed = row_M + np.repeat(starts_S + depth + 1, left_S)
+            kept_M, consumed_M = (torch.from_numpy(x).to(device) for x in (kept, consumed))
             hidden_ND = self(
                 depth,
                 hidden_ND.index_select(0, kept_M),  # exact: every row once at most
                 embedded_ND.index_select(0, consumed_M),  # exact: every row once at most
-                pack([[0] * length for length in left], device=device),
+                pack([np.zeros(length, np.int64) for length in left_S], device=device),
             )
             yield hidden_ND, consumed_M

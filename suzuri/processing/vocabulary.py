@@ -9,8 +9,11 @@ checkpoint has a `FullVocabulary` with the same methods, so no caller asks which
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from suzuri.model.config import FIRST_SPECIAL, NUM_BYTE_TOKENS, NUM_IDS, lacking_ids
 from suzuri.processing.tokenizer import check_ids, listed
+from suzuri.types import Array
 
 
 class KeptVocabulary:
@@ -34,6 +37,8 @@ class KeptVocabulary:
             raise ValueError("this tokenizer's ids 0..255 are not the 256 single-byte tokens")
         self.ids = tuple(ids)
         self._row_of = {id: row for row, id in enumerate(ids)}
+        self._rows_of_ids = np.full(NUM_IDS, -1, np.int64)
+        self._rows_of_ids[list(ids)] = np.arange(len(ids))
         self._byte_ids = [byte_ids[bytes([byte])] for byte in range(256)]
         self._token_bytes = token_bytes
 
@@ -62,6 +67,14 @@ class KeptVocabulary:
             )
         return [self._row_of[id] for id in ids]
 
+    def to_row_array(self, ids: Array) -> Array:
+        """`to_rows` of an array of integers, int64 of its shape: quick for many ids."""
+        is_id = (ids >= 0) & (ids < NUM_IDS)
+        rows = np.where(is_id, self._rows_of_ids[np.where(is_id, ids, 0)], -1)
+        if (rows < 0).any():
+            self.to_rows(ids.reshape(-1).tolist())  # says which
+        return rows
+
     def to_ids(self, rows: Sequence[int]) -> list[int]:
         _check_rows(rows, self.num_rows)
         return [self.ids[row] for row in rows]
@@ -79,6 +92,10 @@ class FullVocabulary:
     def to_rows(self, ids: Sequence[int]) -> list[int]:
         check_ids(ids)
         return list(ids)
+
+    def to_row_array(self, ids: Array) -> Array:
+        check_ids(ids.reshape(-1).tolist())
+        return ids.astype(np.int64)
 
     def to_ids(self, rows: Sequence[int]) -> list[int]:
         _check_rows(rows, self.num_rows)

@@ -3,6 +3,8 @@
 # torch leaves these without types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
+# torch's operations on lists of tensors have such names.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 import fnmatch
 from collections.abc import Iterable, Sequence
@@ -60,8 +62,7 @@ class Optimizer:
         held = [(self.masters[n], p) for n, p in self.parameters.items() if p.grad is not None]
         gradients = [p.grad for _, p in held if p.grad is not None]
         if params.normalise and weight_sum:
-            for gradient in gradients:
-                gradient.div_(weight_sum)
+            torch._foreach_div_(gradients, weight_sum)
         norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
         if not bool(torch.isfinite(norm)):
             self.clear()
@@ -71,8 +72,7 @@ class Optimizer:
             )
         if params.grad_clip_norm:
             scale = (params.grad_clip_norm / norm.clamp(min=1e-30)).clamp(max=1.0)
-            for gradient in gradients:
-                gradient.mul_(scale)
+            torch._foreach_mul_(gradients, scale)
         for master, parameter in held:
             if master is not parameter:
                 master.grad, parameter.grad = parameter.grad, None
@@ -82,10 +82,13 @@ class Optimizer:
             group["weight_decay"] = params.weight_decay
         self._adam.step()
         self._adam.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for master, parameter in held:
-                if master is not parameter:
-                    parameter.copy_(master)
+        parameters: list[Tensor] = [
+            parameter for master, parameter in held if master is not parameter
+        ]
+        if parameters:
+            masters = [master for master, parameter in held if master is not parameter]
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, masters)
         return {"grad_norm": float(norm)}
 
     def clear(self) -> None:

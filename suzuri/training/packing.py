@@ -16,6 +16,8 @@ from suzuri.processing.vocabulary import Vocabulary
 from suzuri.training.losses import LossConfig, check_fields
 from suzuri.types import Array, MediaInput, Sample
 
+MEDIA = ("image", "audio")
+
 
 class SampleError(ValueError):
     """A sample that cannot be trained on; `index` says which."""
@@ -57,7 +59,7 @@ class Prepared:
     """A sound sample in model rows: those of its tokens [T], and its fields, whose target_tokens
     are model rows too."""
 
-    rows: list[int]
+    rows: Array
     fields: dict[str, Array]
     media: tuple[MediaInput, ...]
 
@@ -102,13 +104,11 @@ def _prepared(
                 raise ValueError(f"target_tokens are {values.dtype}; need integers")
         elif values.dtype.kind not in "fiub" or not np.isfinite(values).all():
             raise ValueError(f"{name}: must be finite numbers")
-    rows = vocabulary.to_rows([int(id) for id in sample.tokens])
-    targets = fields["target_tokens"]
-    target_rows = vocabulary.to_rows([int(id) for id in targets.reshape(-1)])
-    fields["target_tokens"] = np.array(target_rows, np.int64).reshape(targets.shape)
+    rows = vocabulary.to_row_array(np.asarray(sample.tokens, np.int64))
+    fields["target_tokens"] = vocabulary.to_row_array(fields["target_tokens"])
     end = 0
     for item in sorted(sample.media, key=lambda item: item.index):
-        if item.kind not in ("image", "audio"):
+        if item.kind not in MEDIA:
             raise ValueError(f"media of kind {item.kind!r}; there are image and audio")
         if item.kind not in towers:
             raise ValueError(f"a part of kind {item.kind}, the model has no tower for it")
@@ -124,18 +124,25 @@ def _prepared(
 def build(
     prepared: Sequence[Prepared],
     indices: Sequence[int],
-    features: Callable[[MediaInput], Tensor],
+    features: Callable[[str, Array], Tensor],
     dtype: torch.dtype,
     device: torch.device,
 ) -> MicroBatch:
-    """The samples at `indices` packed. `features(item)` [M, D]: what a tower makes of a picture or
-    clip."""
+    """The samples at `indices` packed. `features(kind, inputs [M, ...])` [M, D]: what the tower of
+    a kind makes of all its pictures or clips, one after the other."""
     chosen = [prepared[i] for i in indices]
-    media = [
-        (place, item.index, features(item))
-        for place, sample in enumerate(chosen)
-        for item in sample.media
-    ]
+    media: list[tuple[int, int, Tensor]] = []
+    for kind in MEDIA:
+        items = [
+            (place, item)
+            for place, sample in enumerate(chosen)
+            for item in sample.media
+            if item.kind == kind
+        ]
+        if items:
+            made = features(kind, np.concatenate([item.inputs for _, item in items]))
+            parts = made.split([len(item.inputs) for _, item in items])
+            media += [(p, item.index, one) for (p, item), one in zip(items, parts, strict=True)]
     batch = pack([sample.rows for sample in chosen], media=media, device=device)
     fields: dict[str, Tensor] = {}
     for name in chosen[0].fields:

@@ -11,7 +11,6 @@ log-probs that come back are, bit for bit, those with which the engine would sam
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from suzuri.training.losses import Loss, LossConfig, Rows
 from suzuri.training.optimizer import Optimizer, freeze
 from suzuri.training.packing import MicroBatch, build, micro_batches, prepare
 from suzuri.training.parallelize import recompute_layers
-from suzuri.types import AdamParams, Array, ForwardOutput, MediaInput, Sample
+from suzuri.types import AdamParams, Array, ForwardOutput, Sample
 
 Settings = Mapping[str, float | str]
 
@@ -167,8 +166,8 @@ class LocalTrainer:
         if loss.requires_grad:
             loss.backward()
 
-    def _features(self, item: MediaInput) -> Tensor:
-        return self._towers[item.kind](torch.as_tensor(np.asarray(item.inputs)).to(self.device))
+    def _features(self, kind: str, inputs: Array) -> Tensor:
+        return self._towers[kind](torch.as_tensor(inputs).to(self.device))
 
     def _losses(
         self, micro: MicroBatch, name: str, config: LossConfig

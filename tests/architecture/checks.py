@@ -95,8 +95,13 @@ IMPORTS_BY_NAME = {"suzuri/processing/audio_decoders.py"}
 """Files that may import a module by a name they are given: optional decoders."""
 
 BROAD = {"Exception", "BaseException"}
-PUBLIC_AFTER_ALL = {"_replace", "_asdict", "_fields", "_make", "_field_defaults"}
-"""The documented names of a NamedTuple."""
+PUBLIC_AFTER_ALL = {"_replace", "_asdict", "_fields", "_make", "_field_defaults"} | {
+    "_foreach_copy_",
+    "_foreach_div_",
+    "_foreach_mul_",
+}
+"""The documented names of a NamedTuple, and torch's operations on lists of tensors: all parameters
+in a few launches."""
 
 
 def import_order(files: Files) -> Iterator[str]:

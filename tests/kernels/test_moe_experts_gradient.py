@@ -1,4 +1,4 @@
-"""The experts' own backward, by the compiled loop and by torch."""
+"""The experts' own backward, by the compiled loop, by torch and by a GPU's kernel."""
 
 from typing import Any
 
@@ -25,6 +25,8 @@ from tests.kernels.compare import (
     leaves,
     threads,
 )
+from tests.kernels.on_triton import in_interpreter, nan_filled, on_gpu
+from tests.kernels.triton_interpreter import patch_loop_bounds
 
 TRAINED = ["x_ND", "weights_NJ", "gate_up_EFD", "down_EDF"]
 PER_TOKEN = ["x_ND", "experts_NK", "weights_NJ"]
@@ -46,7 +48,7 @@ def test_against_the_reference(device: str, case: str, dtype: torch.dtype):
 
 @each_low_dtype
 def test_by_torch_alone(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype):
-    """What a CPU without numba and a GPU run between the products."""
+    """What a CPU without numba runs between the products."""
     arguments: Arguments = cases.build("tiny", dtype, generator(2))
     expected = backward(moe_experts, arguments, TRAINED)[1]
     monkeypatch.setattr(dispatch, "has_loops", lambda: False)
@@ -80,6 +82,69 @@ def test_extreme_gates_have_finite_gradients(monkeypatch: pytest.MonkeyPatch):
         given = (gate_up.clone(), torch.ones(1, 6), torch.ones(1))
         _, _, found = gradient.middle(*given, torch.float32)
         assert torch.allclose(found[:, 0::2], expected, atol=1e-30)
+
+
+MIDDLES = [
+    pytest.param("cpu", torch.float32, marks=in_interpreter),
+    pytest.param("cuda", torch.float32, marks=on_gpu),
+    pytest.param("cuda", torch.bfloat16, marks=on_gpu),
+]
+
+
+@pytest.mark.parametrize(("device", "dtype"), MIDDLES)
+@pytest.mark.parametrize(("rows", "hidden"), [(0, 13), (1, 13), (37, 128), (19, 300), (300, 1)])
+def test_the_middle_by_kernel(
+    monkeypatch: pytest.MonkeyPatch, device: str, dtype: torch.dtype, rows: int, hidden: int
+):
+    """Near fp64; in equal bits with other warps and for rows alone."""
+    pytest.importorskip("triton")
+    from suzuri.kernels.swiglu import kernel
+
+    patch_loop_bounds(monkeypatch)
+    g = generator(10)
+    gate_up = 6 * torch.randn(rows, 2 * hidden, generator=g)
+    grad, weights = torch.randn(rows, hidden, generator=g), torch.rand(rows, generator=g)
+    given = (gate_up.to(device), grad.to(device), weights.to(device))
+    with nan_filled():
+        found = kernel.slots_backward(*given, dtype)
+    low = dtype == torch.bfloat16
+    expected = gradient.middle(gate_up.double(), grad.double(), weights.double(), dtype)
+    for name, a, b in zip(("weights", "hidden", "gate and up"), found, expected, strict=True):
+        assert a.dtype == (dtype if name == "gate and up" else torch.float32)
+        assert_near(a.cpu(), b, 5e-3 if low else 3e-6, name)
+    for n in {0, rows // 2, rows - 1} if rows else ():
+        gate_up, grad, weights = (t[n : n + 1] for t in given)
+        alone = kernel.slots_backward(gate_up, grad, weights, dtype, num_warps=2)
+        for name, a, b in zip(("weights", "hidden", "gate and up"), alone, found, strict=True):
+            assert_same_bits(a, b[n : n + 1], f"{name}, row {n}")
+
+
+@in_interpreter
+def test_the_op_runs_the_kernel_of_the_middle(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("triton")
+    patch_loop_bounds(monkeypatch)
+    g = generator(11)
+    gate_up, grad = torch.randn(5, 26, generator=g), torch.randn(5, 13, generator=g)
+    weights = torch.rand(5, generator=g)
+    expected = gradient.middle(gate_up.clone(), grad.clone(), weights, torch.float32)
+    monkeypatch.setattr(dispatch, "use_cpu", lambda *_: False)
+    monkeypatch.setattr(dispatch, "use_reference", lambda _: False)
+    found = gradient.middle(gate_up, grad, weights, torch.bfloat16)
+    assert found[2].dtype == torch.bfloat16  # only the kernel rounds
+    assert_near(found[2], expected[2], 1e-2, "gate and up")
+
+
+@in_interpreter
+def test_the_middle_by_kernel_with_extreme_gates(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("triton")
+    from suzuri.kernels.swiglu import kernel
+
+    patch_loop_bounds(monkeypatch)
+    gates = torch.tensor([[-3e38, -200.0, -88.8, 0.0, 88.8, 3e38]])
+    gate_up = torch.stack([gates, torch.full_like(gates, 0.5)], -1).flatten(1)
+    _, _, found = kernel.slots_backward(gate_up, torch.ones(1, 6), torch.ones(1), torch.float32)
+    expected = torch.tensor([[0.0, 0.0, 0.0, 0.25, 0.5, 0.5]])  # d silu(g) * up
+    assert torch.allclose(found[:, 0::2], expected, atol=1e-30)
 
 
 def test_finite_differences():

@@ -1,10 +1,12 @@
-"""swiglu's backward against the reference's."""
+"""swiglu's backward against the reference's, and the kernel that it has on a GPU."""
 
 import pytest
 import torch
 
-from suzuri.kernels.swiglu import cases, swiglu
+from suzuri.kernels import dispatch
+from suzuri.kernels.swiglu import cases, gradient, swiglu
 from tests.kernels.backward import (
+    assert_near,
     backward,
     backward_cases,
     check_backward,
@@ -13,6 +15,7 @@ from tests.kernels.backward import (
     grad_of,
 )
 from tests.kernels.compare import Arguments, assert_same_bits, each_low_dtype, generator, threads
+from tests.kernels.on_triton import in_interpreter, kernel_cases, nan_filled
 
 NAMES = ("gate_up_NF2",)
 
@@ -48,6 +51,62 @@ def test_gates_far_out(dtype: torch.dtype):
     swiglu(x, out_dtype=torch.float32).sum().backward()
     expected = torch.tensor([[0.0, 0.0, 0.0, 0.0, 4.0, 200.0]]).to(dtype)
     assert_same_bits(grad_of(x) + 0.0, expected)
+
+
+def on_kernel(x: torch.Tensor, grad: torch.Tensor, block: int | None = None) -> torch.Tensor:
+    pytest.importorskip("triton")
+    from suzuri.kernels.swiglu import kernel
+
+    with nan_filled():
+        return kernel.swiglu_backward(x, grad, block)
+
+
+@pytest.mark.parametrize(("device", "case", "dtype"), kernel_cases(cases.SHAPES))
+def test_kernel_in_every_block(device: str, case: str, dtype: torch.dtype):
+    x: torch.Tensor = cases.build(case, dtype, generator(6, device))["gate_up_NF2"]
+    grad = torch.randn(len(x), x.shape[1] // 2, generator=generator(7)).to(device, dtype)
+    found = on_kernel(x, grad)
+    assert found.dtype == dtype
+    expected = gradient._backward(x.double().cpu(), grad.double().cpu())
+    assert_near(found.cpu(), expected, 3e-6 if dtype == torch.float32 else 5e-3, "gate_up")
+    for block in (16, 64):
+        assert_same_bits(on_kernel(x, grad, block), found, f"blocks of {block}")
+    assert_same_bits(on_kernel(x[1:2], grad[1:2]), found[1:2], "a row alone")
+
+
+@in_interpreter
+def test_kernel_of_more_dims_strides_and_no_rows():
+    x, grad = torch.randn(2, 3, 10, generator=generator(8)), torch.ones(()).expand(2, 3, 5)
+    flat = on_kernel(x.flatten(0, 1), grad.reshape(6, 5).contiguous())
+    assert_same_bits(on_kernel(x, grad).flatten(0, 1), flat)
+    turned = grad[0].T.contiguous().T
+    assert_same_bits(on_kernel(x[0].T.contiguous().T, turned), flat[:3])
+    assert on_kernel(x[:0], grad[:0]).shape == (0, 3, 10)
+
+
+@in_interpreter
+def test_kernel_of_gates_far_out():
+    x = torch.tensor([[-3e38, 2.0, -200.0, 3.0, 200.0, 4.0, 3e38, 5.0]])
+    expected = torch.tensor([[0.0, 0.0, 0.0, 0.0, 4.0, 200.0, 5.0, 3e38]])
+    assert_same_bits(on_kernel(x, torch.ones(1, 4)) + 0.0, expected)
+
+
+@in_interpreter
+def test_the_op_runs_the_kernel(monkeypatch: pytest.MonkeyPatch):
+    x = cases.build("odd", torch.float32, generator(9))["gate_up_NF2"].requires_grad_()
+    out = swiglu(x, out_dtype=torch.float32)
+    grad = torch.randn(out.shape, generator=generator(10))
+    expected = on_kernel(x.detach(), grad)
+    monkeypatch.setattr(dispatch, "use_cpu", lambda *_: False)
+    monkeypatch.setattr(dispatch, "use_reference", lambda _: False)
+    out.backward(grad)
+    assert_same_bits(grad_of(x), expected)
+
+
+def test_kernel_refuses_fp64():
+    x = torch.zeros(2, 4, dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match=r"backward of swiglu with torch\.float64"):
+        on_kernel(x, x[:, :2])
 
 
 def test_threads_change_no_bit():

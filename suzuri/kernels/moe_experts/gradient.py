@@ -70,11 +70,17 @@ def middle(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What lies between the products of the slots, all in at least fp32: the gradient of every
     slot's weight, the hidden units (rounded to `dtype`) times that weight, and the gradient of gate
-    and up. The gradient of the hidden units comes without the weight. Arguments are overwritten."""
+    and up. The gradient of the hidden units comes without the weight. Arguments are overwritten.
+
+    A GPU's kernel rounds the gradient of gate and up to `dtype`: both products there take it so."""
     if dispatch.use_cpu(gate_up_MF2):
         from suzuri.kernels.moe_experts import cpu
 
         return cpu.middle(gate_up_MF2, grad_hidden_MF, weights_M, dtype)
+    if not dispatch.use_reference(gate_up_MF2) and gate_up_MF2.dtype in dispatch.LOOP_DTYPES:
+        from suzuri.kernels.swiglu import kernel
+
+        return kernel.slots_backward(gate_up_MF2, grad_hidden_MF, weights_M, dtype)
     gate_MF, up_MF = gate_up_MF2[:, 0::2], gate_up_MF2[:, 1::2]
     open_MF = 1 / (1 + torch.exp(-gate_MF))
     silu_MF = gate_MF * open_MF

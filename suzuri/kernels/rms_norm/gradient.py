@@ -1,4 +1,7 @@
-"""The gradient of RMSNorm. Saved: x and the weight; the statistics are computed again."""
+"""The gradient of RMSNorm. Saved: x and the weight; the statistics are computed again.
+
+`_backward` is the formula, for fp64 and where nothing else runs; cpu.py and kernel.py have it too.
+"""
 
 import torch
 from torch import Tensor
@@ -21,14 +24,20 @@ class RMSNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_ND: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x_ND, weight_D = ctx.saved_tensors
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
         if dispatch.use_cpu(x_ND, weight_D) and x_ND.shape[-1]:
             from suzuri.kernels.rms_norm import cpu
 
             grads = cpu.rms_norm_backward(x_ND, weight_D, ctx.eps, grad_ND)
+        elif not dispatch.use_reference(x_ND) and x_ND.dtype in dispatch.LOOP_DTYPES:
+            from suzuri.kernels.rms_norm import kernel
+
+            grads = kernel.rms_norm_backward(
+                x_ND, weight_D, ctx.eps, grad_ND, needs_x=needs_x, needs_weight=needs_weight
+            )
         else:
             grads = _backward(x_ND, weight_D, ctx.eps, grad_ND, ctx.needs_input_grad)
         grad_x, grad_weight = grads
-        needs_x, needs_weight = ctx.needs_input_grad[:2]
         return grad_x if needs_x else None, grad_weight if needs_weight else None, None, None
 
 

@@ -1,4 +1,7 @@
-"""The gradient of the short convolution without state. Saved: x, the weight and the layout."""
+"""The gradient of the short convolution without state. Saved: x, the weight and the layout.
+
+`_backward` is the formula, for fp64 and where nothing else runs; cpu.py and kernel.py have it too.
+"""
 
 import torch
 from torch import Tensor
@@ -32,6 +35,13 @@ class ShortConv(torch.autograd.Function):
             from suzuri.kernels.short_conv import cpu
 
             grads = cpu.short_conv_backward(x_NC, weight_CK, seq_ids_N, seq_starts_S1, grad_NC)
+        elif not dispatch.use_reference(x_NC) and x_NC.dtype in dispatch.LOOP_DTYPES:
+            from suzuri.kernels.short_conv import kernel
+
+            layout = (seq_ids_N, seq_starts_S1)
+            grads = kernel.short_conv_backward(
+                x_NC, weight_CK, *layout, grad_NC, needs_x=needs_x, needs_weight=needs_weight
+            )
         else:
             index_N = torch.arange(x_NC.shape[0], device=x_NC.device) - seq_starts_S1[seq_ids_N]
             grads = _backward(x_NC, weight_CK, index_N, grad_NC, needs_weight)

@@ -4,6 +4,9 @@ With a state ring, new inputs overwrite rows that the first outputs of the same 
 need. A batch of few rows per sequence (decode, verify) is one launch: a program owns some channels
 of one whole sequence, computes all of its rows, then writes the ring. A batch of many rows is two
 launches: tiles of rows, then the rings.
+
+The backward, without a ring, is a launch over tiles that also writes each tile's part of the
+weight's gradient, and the sum of those parts.
 """
 
 # Triton's decorators leave pyright without the types of launches and of compile-time loops.
@@ -15,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from suzuri.kernels import dispatch
+from suzuri.kernels.triton_math import tree_sum
 
 SHORT = 16
 """Average rows per sequence up to which a sequence is walked by one program per channel block."""
@@ -24,6 +28,8 @@ SEQUENCE_ELEMENTS, SEQUENCE_CHANNELS = 2048, 512
 """Rows times channels of a program that walks a sequence, and most channels of it."""
 MIN_CHANNELS = 64
 """Of any program: 128 bytes in bf16."""
+BACKWARD_ROWS, BACKWARD_CHANNELS = 64, 32
+"""Tile of the backward; the rows of a part of the weight's gradient, whatever the batch."""
 NOWHERE = tl.constexpr(1 << 40)
 """A position beyond any."""
 COVERED = (torch.bfloat16, torch.float32)
@@ -387,3 +393,113 @@ def short_conv(
             **options,
         )
     return out_NC
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _backward(
+    x,
+    grad,
+    weight,
+    seq_ids,
+    seq_starts,
+    grad_x,
+    parts,
+    num_rows,
+    num_channels,
+    x_row,
+    x_channel,
+    grad_row,
+    grad_channel,
+    weight_channel,
+    weight_tap,
+    TAPS: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    NEEDS_X: tl.constexpr,
+    NEEDS_WEIGHT: tl.constexpr,
+):
+    """See gradient.py: row n was the input of row n + back of the same sequence."""
+    block = tl.program_id(0).to(tl.int64)
+    row = block * TILE + tl.arange(0, TILE)
+    valid = row < num_rows
+    channel = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
+    inside = channel < num_channels
+    is_here = valid[:, None] & inside[None, :]
+    grad_at = grad + (channel * grad_channel)[None, :]
+    own = tl.load(grad_at + (row * grad_row)[:, None], mask=is_here, other=0.0).to(tl.float32)
+    total = own
+    value = own
+    if NEEDS_WEIGHT:
+        x_at = x + (row * x_row)[:, None] + (channel * x_channel)[None, :]
+        value = tl.load(x_at, mask=is_here, other=0.0).to(tl.float32)
+    for back in tl.static_range(TAPS):
+        if back == 0:
+            given = own
+        else:
+            later = row + back
+            is_row = later < num_rows
+            sequence = tl.load(seq_ids + later, mask=is_row, other=0)
+            start = tl.load(seq_starts + sequence, mask=is_row, other=0)
+            in_sequence = (is_row & (later - start >= back))[:, None] & inside[None, :]
+            later_at = grad_at + (later * grad_row)[:, None]
+            given = tl.load(later_at, mask=in_sequence, other=0.0).to(tl.float32)
+        if NEEDS_X:
+            tap_at = weight + channel * weight_channel + (TAPS - 1 - back) * weight_tap
+            tap = tl.load(tap_at, mask=inside, other=0.0).to(tl.float32)
+            total = total + given * tap[None, :]
+        if NEEDS_WEIGHT:
+            part = tree_sum(tl.trans(given * value))
+            at = (block * num_channels + channel) * TAPS + (TAPS - 1 - back)
+            tl.store(parts + at, part, mask=inside)
+    if NEEDS_X:
+        at = row[:, None] * num_channels + channel[None, :]
+        tl.store(grad_x + at, total.to(grad_x.dtype.element_ty), mask=is_here)
+
+
+def short_conv_backward(
+    x_NC: Tensor,
+    weight_CK: Tensor,
+    seq_ids_N: Tensor,
+    seq_starts_S1: Tensor,
+    grad_NC: Tensor,
+    *,
+    needs_x: bool = True,
+    needs_weight: bool = True,
+    num_warps: int = 4,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x (in its dtype) and of the weight (fp32 [C, K]), None where not needed."""
+    for tensor in (x_NC, weight_CK, grad_NC):
+        if tensor.dtype not in COVERED:
+            raise dispatch.no_kernel(f"the backward of short_conv with {tensor.dtype}", x_NC)
+    (num_rows, num_channels), taps = x_NC.shape, weight_CK.shape[1]
+    grad_x = x_NC.new_empty(x_NC.shape) if needs_x else None
+    if not x_NC.numel() or not (needs_x or needs_weight):
+        none = x_NC.new_zeros(weight_CK.shape, dtype=torch.float32) if needs_weight else None
+        return grad_x, none
+    blocks = triton.cdiv(num_rows, BACKWARD_ROWS)
+    columns = min(triton.next_power_of_2(num_channels), BACKWARD_CHANNELS)
+    parts = None
+    if needs_weight:
+        parts = x_NC.new_empty((blocks, num_channels, taps), dtype=torch.float32)
+    _backward[(blocks, triton.cdiv(num_channels, columns))](
+        x_NC,
+        grad_NC,
+        weight_CK,
+        seq_ids_N.contiguous(),
+        seq_starts_S1.contiguous(),
+        x_NC if grad_x is None else grad_x,  # what is not needed is not looked at
+        x_NC if parts is None else parts,
+        num_rows,
+        num_channels,
+        *x_NC.stride(),
+        *grad_NC.stride(),
+        *weight_CK.stride(),
+        TAPS=taps,
+        TILE=BACKWARD_ROWS,
+        COLUMNS=columns,
+        NEEDS_X=needs_x,
+        NEEDS_WEIGHT=needs_weight,
+        num_warps=num_warps,
+        enable_fp_fusion=False,
+    )
+    return grad_x, None if parts is None else parts.sum(0)

@@ -1,4 +1,7 @@
-"""The gradient of SwiGLU. Saved: gate_up; the sigmoid is computed again."""
+"""The gradient of SwiGLU. Saved: gate_up; the sigmoid is computed again.
+
+`_backward` is the formula, for fp64 and where nothing else runs; cpu.py and kernel.py have it too.
+"""
 
 import torch
 from torch import Tensor
@@ -22,6 +25,10 @@ class SwiGLU(torch.autograd.Function):
             from suzuri.kernels.swiglu import cpu
 
             return cpu.swiglu_backward(gate_up_NF2, grad_NF), None
+        if not dispatch.use_reference(gate_up_NF2) and gate_up_NF2.dtype in dispatch.LOOP_DTYPES:
+            from suzuri.kernels.swiglu import kernel
+
+            return kernel.swiglu_backward(gate_up_NF2, grad_NF), None
         return _backward(gate_up_NF2, grad_NF), None
 
 
