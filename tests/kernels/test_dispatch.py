@@ -111,7 +111,7 @@ def test_force_resets_when_the_block_raises():
 def test_a_gpu_tensor_runs_the_reference_only_when_forced():
     """gelu has a kernel, but none for fp64."""
     x = torch.tensor([0.0, 100.0], device="cuda", dtype=torch.float64)
-    with pytest.raises(NotImplementedError, match="gelu of torch.float64: no kernel for device 'cuda:0'"):
+    with pytest.raises(NotImplementedError, match=r"torch\.float64: no kernel for device 'cuda:0'"):
         gelu(x)
     with dispatch.force("reference"):
         assert_same_bits(gelu(x), x)
