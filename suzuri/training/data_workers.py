@@ -1,9 +1,11 @@
 """Processes that make samples ahead of time, for runs whose steps are quicker than rendering."""
 
 import concurrent.futures
+import contextlib
 import multiprocessing
+import os
 import pickle
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from suzuri.model.config import ModelConfig
 from suzuri.processing.tokenizer import Tokenizer
@@ -41,10 +43,28 @@ class DataWorkers:
         """The samples of these conversations in parts, in order."""
         size = -(-len(indices) // self._count)
         parts = [indices[i : i + size] for i in range(0, len(indices), size)]
-        return [self._pool.submit(_make, list(part), self._skip_bad) for part in parts]
+        with _one_thread():
+            return [self._pool.submit(_make, list(part), self._skip_bad) for part in parts]
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Generator[None]:
+    """Processes that start within the block compute on one thread each: all of them together would
+    otherwise spin on as many threads as there are cores times processes, and starve the trainer.
+    Libraries read this when they are loaded, so it cannot be set in the process itself."""
+    name = "OMP_NUM_THREADS"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _start(sent: bytes) -> None:

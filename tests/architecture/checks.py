@@ -79,9 +79,11 @@ READS_ENVIRONMENT = {
     "suzuri/tools/doctor/host.py",
     "suzuri/kernels/cache_folder.py",
     "suzuri/kernels/matmul/buckets.py",
+    "suzuri/training/data_workers.py",
 }
 """Files that may read the environment: the log level, what a report on the machine shows, the cache
-folder, and the vendor library's own variables, under which the results of its test are stored."""
+folder, the vendor library's own variables, under which the results of its test are stored, and what
+processes of few threads are started with."""
 
 ENVIRONMENT_NAMES = {
     *("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"),

@@ -4,12 +4,14 @@ import base64
 import io
 import itertools
 import json
+import os
 import wave
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from suzuri.envs.mixture import Mixture
@@ -385,6 +387,25 @@ def test_workers_make_the_batches_of_a_thread() -> None:
         )
     assert found[0] == found[1]
     assert [len(batch) for batch in found[0]] == [5] * 4
+
+
+class Threads(Mixture):
+    """Says how many threads the process that renders it computes on."""
+
+    def conversation(self, index: int) -> Conversation:
+        return Conversation(text=f"{torch.get_num_threads()} threads")
+
+
+def test_each_worker_computes_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every worker's libraries spin on every core, and the trainer waits for one."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    tokenizer = Tokenizer()
+    workers = DataWorkers(2, Threads(), preset("inkling-nano"), 400, skip_bad=False)
+    made = [part.result() for part in workers.submit([0, 1])]
+    workers.close()
+    texts = {tokenizer.decode(list(s.tokens)) for part in made for s in part.samples}
+    assert len(texts) == 1 and texts.pop().count("1 thread") == 1
+    assert os.environ["OMP_NUM_THREADS"] == "2"
 
 
 def test_a_data_set_that_cannot_be_sent_is_named() -> None:
