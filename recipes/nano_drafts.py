@@ -14,10 +14,10 @@ config = SftConfig(
     eval_dataset=Mixture(split="held_out"),
     eval_size=512,
     run_dir="runs/nano-drafts",
-    steps=500,
+    steps=250,
     batch_size=512,
     data_workers=10,
-    eval_every=250,
+    eval_every=125,
     save_every=250,
     trainer=TrainingConfig(
         token_budget=131_072,
@@ -27,7 +27,7 @@ config = SftConfig(
     ),
     optimizer=OptimizerConfig(
         learning_rate=3e-3,
-        warmup=50,
+        warmup=30,
         final_fraction=0.02,
         weight_decay=0.05,
         eps=1e-10,
