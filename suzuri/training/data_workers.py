@@ -5,6 +5,8 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import signal
+import threading
 from collections.abc import Generator, Sequence
 
 from suzuri.model.config import ModelConfig
@@ -43,7 +45,7 @@ class DataWorkers:
         """The samples of these conversations in parts, in order."""
         size = -(-len(indices) // self._count)
         parts = [indices[i : i + size] for i in range(0, len(indices), size)]
-        with _one_thread():
+        with _one_thread(), _undisturbed():
             return [self._pool.submit(_make, list(part), self._skip_bad) for part in parts]
 
     def close(self) -> None:
@@ -67,7 +69,27 @@ def _one_thread() -> Generator[None]:
             os.environ[name] = before
 
 
+@contextlib.contextmanager
+def _undisturbed() -> Generator[None]:
+    """Processes that start within the block never see Ctrl-C, which a terminal sends to all of
+    them: the trainer decides when they are done. One that died half-way through reading from the
+    queue would leave the others waiting for ever."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_the_trainer() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "runs in a worker"
+    parent.join()
+    os._exit(1)
+
+
 def _start(sent: bytes) -> None:
+    threading.Thread(target=_end_with_the_trainer, daemon=True).start()
     dataset, shape, max_tokens = pickle.loads(sent)
     tokenizer = Tokenizer()
     vocabulary = vocabulary_of(shape.kept_vocabulary, tokenizer.token_bytes)

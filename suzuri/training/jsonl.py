@@ -60,11 +60,28 @@ class JsonlData:
         line = os.pread(file.descriptor, self._lengths[index], self._offsets[index])
         return parse_line(line, Path(file.path).parent)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which opens the files itself."""
+        return self.__dict__ | {"_files": [(f, _version(f.descriptor)) for f in self._files]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Raises OSError or ValueError where a file is not there any more as it was."""
+        self.__dict__ |= state | {"_files": []}
+        for file, version in state["_files"]:
+            descriptor = self._held(os.open(file.path, os.O_RDONLY | os.O_CLOEXEC))
+            if _version(descriptor) != version:
+                raise ValueError(f"{file.path} was changed since it was first read")
+            self._files.append(file._replace(descriptor=descriptor))
+
+    def _held(self, descriptor: int) -> int:
+        """Closed with this object."""
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor
+
     def _index(self, path: str, digest: Any) -> None:
         with open(path, "rb") as lines:
             # Kept apart from the file object, for reads that move no common position.
-            descriptor = os.dup(lines.fileno())
-            weakref.finalize(self, os.close, descriptor)
+            descriptor = self._held(os.dup(lines.fileno()))
             self._files.append(_File(path, descriptor, len(self._offsets)))
             offset = 0
             for number, line in enumerate(lines, 1):
@@ -77,6 +94,12 @@ class JsonlData:
 
     def _file(self, index: int) -> _File:
         return next(file for file in reversed(self._files) if file.first <= index)
+
+
+def _version(descriptor: int) -> tuple[int, ...]:
+    """Another one after a file was written or replaced."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def parse_line(line: bytes, folder: Path) -> Conversation:

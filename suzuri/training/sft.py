@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator
+from concurrent.futures import BrokenExecutor
 from types import FrameType
 from typing import Any
 
@@ -155,13 +156,26 @@ class _Run:
         try:
             with _interrupts() as interrupt, self._display.bar("training", steps, first):
                 while step < steps and not interrupt.asked:
+                    try:
+                        self._one(step + 1, steps)
+                    except BrokenExecutor:
+                        if not interrupt.asked:
+                            raise
+                        break  # whoever asked has ended the workers too
                     step += 1
-                    self._one(step, steps)
                 self._save(step)
                 self._trainer.finish()
+        except BrokenExecutor:
+            self._trainer.finish()
+            print(
+                f"suzuri sft: step {step + 1}: a data worker died, perhaps for want of memory; "
+                f"give fewer data_workers. {self._where()}",
+                file=sys.stderr,
+            )
+            return 1
         except FloatingPointError as error:
             self._trainer.finish()
-            print(f"suzuri sft: step {step}: {error}. {self._where()}", file=sys.stderr)
+            print(f"suzuri sft: step {step + 1}: {error}. {self._where()}", file=sys.stderr)
             return 1
         except ValueError:
             self._trainer.finish()
