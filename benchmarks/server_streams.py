@@ -28,8 +28,9 @@ GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 def start() -> tuple[subprocess.Popen[str], str]:
     args = ("--max-context", "256", "--page-size", "16", "--max-running", "256")
+    args += ("--max-queue", "4000")
     process = subprocess.Popen(
-        [sys.executable, "-m", "suzuri", "serve", "--port", "0", *args, "--max-queue", "4000"],
+        [sys.executable, "-m", "suzuri", "serve", "tiny", "--port", "0", *args],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,

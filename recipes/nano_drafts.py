@@ -1,7 +1,7 @@
 """inkling-nano, second stage: the draft depths learn to guess what the finished model says.
 
-    suzuri sft recipes/nano_drafts.py --run_dir=runs/nano-drafts   # after nano.py; again to go on
-    suzuri eval runs/nano-drafts/weights --drafts
+suzuri sft recipes/nano_drafts.py --run_dir=runs/nano-drafts   # after nano.py; again to go on
+suzuri eval runs/nano-drafts/weights --drafts
 """
 
 from suzuri.envs.mixture import Mixture

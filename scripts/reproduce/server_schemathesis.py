@@ -46,7 +46,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
-    command = [sys.executable, "-m", "suzuri", "serve", "--port", "0", "--max-context", "400"]
+    words = ("serve", "tiny", "--port", "0", "--max-context", "400")
+    command = [sys.executable, "-m", "suzuri", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout is not None

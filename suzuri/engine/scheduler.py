@@ -101,9 +101,9 @@ class Scheduler:
         self._drop_behind_windows(plan)
         while True:
             budget = self.config.token_budget - self._decodes(plan)
-            budget = self._prefills(plan, budget)
-            self._admissions(plan, budget)
-            if plan.works or not self.running or any(s.in_flight for s in self.running):
+            self._admissions(plan, self._prefills(plan, budget))
+            will_go_on = any(s.in_flight or s.owes_mask for s in self.running)
+            if plan.works or not self.running or will_go_on:
                 break
             # Prefills hold everything between them and none can go on: the last one gives way.
             self._preempt(self.running[-1])

@@ -4,10 +4,12 @@ The byte-pair encoding itself is tml-renderers'; it is imported when a `Tokenize
 it loads torch. The tables of special ids are here, for those who need no more than that.
 """
 
+import functools
 import platform
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from suzuri.model.config import FIRST_SPECIAL, NUM_IDS
 
@@ -64,7 +66,8 @@ SPECIAL_IDS: Mapping[str, int] = MappingProxyType({name: id for id, name in SPEC
 
 
 class Tokenizer:
-    """o200k_base with the special ids above."""
+    """o200k_base with the special ids above. It reads its table (most of a second) while whoever
+    made it goes on; the first use waits for it."""
 
     def __init__(self) -> None:
         try:
@@ -73,8 +76,14 @@ class Tokenizer:
             raise ImportError(
                 _why_not_importable(error, platform.system(), platform.machine(), _libc())
             ) from error
-        self.native = O200kBaseChatTokenizer()
+        thread = ThreadPoolExecutor(max_workers=1)
+        self._made = thread.submit(O200kBaseChatTokenizer)
+        thread.shutdown(wait=False)
+
+    @functools.cached_property
+    def native(self) -> Any:
         """For tml-renderers' own functions, which take nothing else."""
+        return self._made.result()
 
     def encode(self, text: str) -> list[int]:
         """Ordinary ids only: <|message_user|> in the text of a user stays those 16 characters."""

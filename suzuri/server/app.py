@@ -14,7 +14,7 @@ from suzuri import __version__
 from suzuri.engine.sampling_params import MAX_LOGPROBS
 from suzuri.model.config import NUM_IDS
 from suzuri.processing.chat import DEFAULT_EFFORT, EFFORTS
-from suzuri.server.bodies import read_object
+from suzuri.server.bodies import read_object, uncollected
 from suzuri.server.chat import chat_chunks, start_chat, whole_chat
 from suzuri.server.completions import completion_chunks, start_completion, whole_completion
 from suzuri.server.errors import ApiError, invalid
@@ -81,7 +81,8 @@ async def _read(request: Request, kind: type[Body]) -> Body:
     """The body as a `kind`. Raises ApiError."""
     value = await read_object(request)
     try:
-        return kind.model_validate(value)
+        with uncollected():
+            return kind.model_validate(value)
     except ValidationError as error:
         raise first_fault(error, set(kind.model_fields)) from error
     except RecursionError as error:

@@ -2,9 +2,12 @@
 
 A head that is too large or not complete in time, a reader that takes nothing, requests sent ahead
 without end: all that comes before or after the application, which sees whole requests only.
+
+Requests that are sent ahead are answered one after the other. While one waits, no more is read.
 """
 
 import asyncio
+import select
 import socket
 from asyncio.events import TimerHandle
 from typing import Any
@@ -14,6 +17,7 @@ from httptools import (
     HttpParserUpgrade,
     HttpRequestParser,
 )
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -24,8 +28,22 @@ from suzuri.server.errors import ApiError
 
 MOST_HEAD = 65_536
 """Bytes of a request line and its headers, give or take what is read at once."""
-MOST_AHEAD = 16
-"""Requests that wait on one connection for the answer to the one before."""
+PART = 2048
+"""Bytes that are parsed at a time: what may lie ahead of the request that is answered is less, and
+what was read with it."""
+LOOK_SECONDS = 0.25
+"""Between looks for the end of a connection that is not read."""
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)  # Linux; that both ways are closed is always told
+
+
+class _Flow(FlowControl):
+    """`is_held`: nothing is read, whoever is ready for it."""
+
+    is_held = False
+
+    def resume_reading(self) -> None:
+        if not self.is_held:
+            super().resume_reading()
 
 
 class Connection(HttpToolsProtocol):
@@ -46,9 +64,16 @@ class Connection(HttpToolsProtocol):
         """The request that is being answered."""
         self._head_timer: TimerHandle | None = None
         self._write_timer: TimerHandle | None = None
+        self._look_timer: TimerHandle | None = None
+        """While the connection is held."""
+        self._unread = bytearray()
+        """What has come and is not parsed yet."""
+        self._last_words: ApiError | None = None
+        """What is to be said once all has been answered that came before."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
+        self.flow = self._held_flow = _Flow(transport)
         connection: socket.socket | None = transport.get_extra_info("socket")
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -59,6 +84,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         # The one above tells the newest request alone, which may wait behind the one that runs.
         self.pipeline.clear()
+        self._unread.clear()
         running = self._running
         if running is not None and not running.response_complete:
             running.disconnected = True
@@ -70,11 +96,63 @@ class Connection(HttpToolsProtocol):
             app = _not_in_chunks(cycle, app)
         super()._start_asgi_task(cycle, app)
 
-    # The head
+    # Requests sent ahead
 
     def data_received(self, data: bytes) -> None:
+        if self._last_words is None:
+            self._unread += data
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Parse what is there, up to a request that has to wait."""
+        while self._unread and not self.pipeline and not self.transport.is_closing():
+            part = bytes(self._unread[:PART])
+            del self._unread[:PART]
+            self._take(part)
+        if self.pipeline:
+            self._hold()
+        else:
+            self._release()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
         if self.transport.is_closing():
             return
+        if self._last_words is not None:
+            self._refuse(self._last_words)
+        else:
+            self._read_on()
+
+    def _hold(self) -> None:
+        self._held_flow.is_held = True
+        self.flow.pause_reading()
+        if self._head_timer is not None:  # the rest of a head may be there, and is not looked at
+            self._head_timer.cancel()
+            self._head_timer = None
+        if self._look_timer is None:
+            self._look_timer = self.loop.call_later(LOOK_SECONDS, self._look)
+
+    def _release(self) -> None:
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+            self._look_timer = None
+        if self._held_flow.is_held:
+            self._held_flow.is_held = False
+            self.flow.resume_reading()
+
+    def _look(self) -> None:
+        """Only a reader is told that the client has gone."""
+        connection: socket.socket = self.transport.get_extra_info("socket")
+        poll = select.poll()
+        poll.register(connection.fileno(), _HUNG_UP)
+        if poll.poll(0):
+            self.transport.abort()
+        else:
+            self._look_timer = self.loop.call_later(LOOK_SECONDS, self._look)
+
+    # The head
+
+    def _take(self, data: bytes) -> None:
         was_in_head = self._in_head
         try:
             self._feed(data)
@@ -137,11 +215,6 @@ class Connection(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         super().on_headers_complete()
-        if self.pipeline:
-            # Read on, as only a reader sees that the client has gone.
-            self.flow.resume_reading()
-            if len(self.pipeline) > MOST_AHEAD:
-                self.transport.abort()
 
     def on_message_complete(self) -> None:
         if self._offers_upgrade():
@@ -151,15 +224,19 @@ class Connection(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if self._running is not None and not self._running.response_complete:
-            self.transport.abort()  # a half request behind one that is being answered
-        elif not self.transport.is_closing():
+        if not self.transport.is_closing():
             self._refuse(ApiError(408, f"no whole head came in {self.head_seconds:g} s"))
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, f"this is no HTTP request: {msg}"))
 
     def _refuse(self, error: ApiError) -> None:
+        running = self._running
+        if running is not None and not running.response_complete and not running.more_body:
+            # A fault of what comes behind it, which must not be said in the middle of its answer.
+            self._last_words = self._last_words or error
+            self._unread.clear()
+            return
         body = error.body()
         head = [
             STATUS_LINE[error.status],
@@ -197,10 +274,10 @@ class Connection(HttpToolsProtocol):
             self._write_timer = self.loop.call_later(self.reader_seconds, self.transport.abort)
 
     def _stop_timers(self) -> None:
-        for timer in (self._head_timer, self._write_timer):
+        for timer in (self._head_timer, self._write_timer, self._look_timer):
             if timer is not None:
                 timer.cancel()
-        self._head_timer = self._write_timer = None
+        self._head_timer = self._write_timer = self._look_timer = None
 
 
 def _parser(connection: Connection) -> HttpRequestParser:

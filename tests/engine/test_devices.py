@@ -76,7 +76,7 @@ def test_machines_with_too_few_gpus_or_broken_ones(monkeypatch: Patch) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("generate", "--prompt", "x"),
+        ("generate", "tiny", "--prompt", "x"),
         ("verify", "tiny", "--random-weights"),
         ("convert", "tiny", "TMP/out", "--random-weights"),
     ],

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-MODEL_ARGS = ("--max-context", "400", "--page-size", "16", "--max-running", "16")
+MODEL_ARGS = ("tiny", "--max-context", "400", "--page-size", "16", "--max-running", "16")
 START_SECONDS = 180
 """The loops for the CPU are compiled at the first start after a change."""
 

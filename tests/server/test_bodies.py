@@ -1,6 +1,7 @@
 """What a body can be, whoever wrote it: refused by name or answered, in bounded time, never 500."""
 
 import asyncio
+import gc
 import json
 from typing import Any
 
@@ -8,6 +9,7 @@ import httpx
 import pytest
 
 from suzuri.server.app import create_app
+from suzuri.server.bodies import MOST_OBJECTS
 from suzuri.server.limits import Limits
 from tests.server.asking import CHAT, COMPLETIONS, chat, ids, post, run
 from tests.server.fakes import FakeEngine, service
@@ -106,6 +108,37 @@ def test_many_faults_are_one(body: bytes) -> None:
     response = post(service(FakeEngine()), CHAT, body)
     assert response.status_code in (400, 404, 413)
     assert len(response.content) < 4000
+
+
+def test_objects_are_counted_and_signs_in_texts_are_not() -> None:
+    made = service(FakeEngine([120], finish="length"))
+    answer = post(made, CHAT, b'{"messages":[' + b"{}," * MOST_OBJECTS + b"{}]}")
+    assert answer.status_code == 413
+    assert answer.json()["error"]["message"] == f"the body has more than {MOST_OBJECTS} objects"
+    assert post(made, COMPLETIONS, {"prompt": "{}" * (MOST_OBJECTS + 1)}).status_code == 200
+
+
+def test_long_lists_are_read_without_collections() -> None:
+    """Each would go through all of them."""
+    made = service(FakeEngine([120], finish="length"))
+    seen: list[str] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        seen.append(phase)
+
+    def while_read(count: int) -> int:
+        body = b'{"prompt":[' + b"[1]," * count + b"[1]]}"
+        seen.clear()
+        assert post(made, COMPLETIONS, body).status_code == 400
+        assert gc.isenabled()
+        return seen.count("start")
+
+    gc.callbacks.append(note)
+    try:
+        few, many = while_read(200), while_read(200_000)
+    finally:
+        gc.callbacks.remove(note)
+    assert many - few < 200_000 / gc.get_threshold()[0] / 10
 
 
 def test_prompts_of_wrong_items_are_one_fault() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ import uvicorn
 from suzuri.engine.client import UNREAD_EVENTS, Stream
 from suzuri.engine.messages import Event
 from suzuri.server.app import create_app
-from suzuri.server.protocol import MOST_AHEAD, MOST_HEAD, Connection
+from suzuri.server.protocol import MOST_HEAD, PART, Connection
 from suzuri.server.service import Service
 from tests.server.asking import COMPLETIONS
 from tests.server.fakes import FakeEngine, service
@@ -378,15 +379,82 @@ def test_a_client_that_sends_ahead_and_leaves_frees_everything() -> None:
     serve(scenario, service(engine))
 
 
-def test_requests_sent_ahead_are_bounded() -> None:
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("cut", [100, 10**9])
+def test_requests_sent_ahead_are_answered_in_order(stream: bool, cut: int) -> None:
+    """However many, of all sizes, and however they are cut."""
+    engine = FakeEngine([120], finish="length")
+    prompts = [str(number) + "y" * (number * 97 % 4000) for number in range(150)]
+    bodies = [{"prompt": prompt, "stream": stream} for prompt in prompts]
+    whole = b"".join(request(body, close=False) for body in bodies[:-1]) + request(bodies[-1])
+
+    async def scenario(found: Site) -> None:
+        answer = await found.send(*(whole[at : at + cut] for at in range(0, len(whole), cut)))
+        assert answer.count(b"HTTP/1.1 200 OK") == len(prompts)
+        assert [bytes(prompt).decode() for prompt, _, _ in engine.added] == prompts
+
+    serve(scenario, service(engine))
+
+
+def test_requests_sent_ahead_wait_where_they_are() -> None:
+    """Heads, bodies, small requests without end: what is held of them is less than was read at
+    once, the sender is held up, and its going away is seen."""
+    engine = FakeEngine([])
+    engine.holds = True
+    seen: list[Quick] = []
+
+    class Seen(Quick):
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            seen.append(self)
+
+    async def scenario(found: Site) -> None:
+        large = request({"prompt": "z" * 200_000}, close=False)
+        head = LINE + b"x: " + b"y" * 60_000 + b"\r\n\r\n"
+        for number, behind in enumerate((LINE + b"\r\n", large, head, request({"prompt": "x"}))):
+            _, writer = await found.open()
+            writer.write(request({"prompt": "first"}, close=False))
+            while len(engine.added) <= number:
+                await asyncio.sleep(0.01)
+            writer.write(behind * (40_000_000 // len(behind)))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(writer.drain(), 0.5)
+            held = seen[-1]
+            bodies = sum(len(cycle.body) for cycle, _ in held.pipeline)
+            assert len(held.pipeline) <= PART // len(LINE)
+            assert bodies <= PART
+            assert len(held._unread) <= 2**19
+            # By a reset: the end of what is sent would come behind what nobody reads yet.
+            there = writer.get_extra_info("socket")
+            there.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+            await found.settled()
+            await asyncio.sleep(0.05)
+        assert engine.aborted == [0, 1, 2, 3]
+
+    serve(scenario, service(engine), Seen)
+
+
+@pytest.mark.parametrize(
+    ("behind", "status"), [(b"nonsense\r\n\r\n", 400), (LINE, 408), (LINE + b"y" * 80_000, 431)]
+)
+def test_a_fault_behind_a_request_does_not_break_its_answer(behind: bytes, status: int) -> None:
+    """The answer comes whole, then the error."""
     engine = FakeEngine([])
     engine.holds = True
 
     async def scenario(found: Site) -> None:
-        await found.send(request({"prompt": "x"}, close=False) * (MOST_AHEAD + 20))
-        await found.settled()
-        await asyncio.sleep(0.05)
-        assert engine.aborted == list(range(len(engine.added)))
-        assert len(engine.added) < 2
+        reader, writer = await found.open()
+        writer.write(request({"prompt": "x", "stream": True}, close=False) + behind)
+        while not engine.added:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(2 * Quick.head_seconds)
+        engine.streams[0].push(Event(0, 0, 65, "A", "length"))
+        answer = await asyncio.wait_for(reader.read(), 5)
+        first, last = answer.split(b"0\r\n\r\n")
+        assert first.count(b"HTTP/1.1") == 1
+        assert b"data: [DONE]" in first
+        assert error_of(last)[0] == status
+        writer.close()
 
     serve(scenario, service(engine))

@@ -33,7 +33,7 @@ def sdk(server: Running) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(max_context=400, page_size=16, max_running=4)
+    return LLM("tiny", max_context=400, page_size=16, max_running=4)
 
 
 def test_answers_equal_the_engine_in_this_process(sdk: openai.OpenAI, llm: LLM) -> None:

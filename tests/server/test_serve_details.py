@@ -24,7 +24,7 @@ HEADERS = {"content-type": "application/json"}
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(max_context=400, page_size=16, max_running=4)
+    return LLM("tiny", max_context=400, page_size=16, max_running=4)
 
 
 def both(client: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ def test_what_cannot_be_served_is_refused_before_it_is_read(tmp_path: Path) -> N
 def starting(log: Path) -> subprocess.Popen[bytes]:
     with open(log, "w") as errors:
         return subprocess.Popen(
-            [sys.executable, "-m", "suzuri", "serve", "--port", "0"],
+            [sys.executable, "-m", "suzuri", "serve", "tiny", "--port", "0"],
             stdout=subprocess.DEVNULL,
             stderr=errors,
             cwd=ROOT,
@@ -165,7 +165,7 @@ def test_the_model_alone_is_enough_and_no_key_is_told(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("first-secret\nsecond-secret\n")
     log = tmp_path / "log.txt"
-    running = start(log, "tiny", "--api-key-file", str(keys))
+    running = start(log, "--api-key-file", str(keys))
     with running.client() as client:
         texts: list[str] = []
         for key in ("first-secret", "second-secret", "wrong-secret", ""):
