@@ -6,11 +6,13 @@ chunks ("bare"), and ready chunks that come through a queue, as what an engine w
 
 Each stream is read to its end over a socket by this process; counted is the CPU time of the
 server's process, which does nothing else. One token is one chunk. Rounds alternate; medians are
-printed, and written to benchmarks/results/server-overhead.json with --write.
+printed, and written to benchmarks/results/server-overhead.json with --write. All of it on uvloop's
+event loop, which `suzuri serve` takes where it is installed, and on asyncio's own.
 """
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -18,9 +20,8 @@ import platform
 import selectors
 import socket
 import statistics
-import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,9 @@ from suzuri.server.app import create_app
 from suzuri.server.service import Service
 from suzuri.server.text_messages import Encode, Prompts, Render
 
-RESULT = Path(__file__).parent / "results" / "server-overhead.json"
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "server-overhead.json"
 CHUNK = (
     b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk",'
     b'"created":1700000000,"model":"fake","choices":[{"index":0,"delta":{"content":" word"},'
@@ -60,6 +63,7 @@ class InstantEngine:
             fingerprint={},
         )
         self.why_not_ready, self.stats, self.num_restarts = "", Stats(), 0
+        self.on_step: Callable[[Stats], None] | None = None
         self._running: list[tuple[Stream, int]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -109,12 +113,20 @@ class Feed:
 
 class InstantTexts:
     token_bytes = [b" word"] * NUM_IDS
+    why_not_ready: str | None = None
 
     async def ask(self, question: Encode | Render) -> Prompts:
         return Prompts([[1, 2, 3]])
 
 
-def serve(listener: socket.socket) -> None:
+def loops() -> dict[str, LoopFactory | None]:
+    found: dict[str, LoopFactory | None] = {"asyncio": None}
+    if importlib.util.find_spec("uvloop") is not None:
+        found["uvloop"] = importlib.import_module("uvloop").new_event_loop
+    return found
+
+
+def serve(listener: socket.socket, loop: LoopFactory | None = None) -> None:
     service = Service(
         engine=InstantEngine(), texts=InstantTexts(), names=("fake",), most_pending=10**6
     )
@@ -141,12 +153,14 @@ def serve(listener: socket.socket) -> None:
     app.add_api_route("/bare", bare, methods=["POST"])
     app.add_api_route("/fed", fed, methods=["POST"])
     config = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
-    asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(uvicorn.Server(config).serve(sockets=[listener]))
 
 
 def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Of another process, by the clock that clock_getcpuclockid gives: in nanoseconds, where
+    /proc counts in hundredths of a second."""
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def read_all(port: int, path: str, body: bytes, streams: int) -> int:
@@ -171,10 +185,10 @@ def read_all(port: int, path: str, body: bytes, streams: int) -> int:
     return total
 
 
-def measure(streams: int, tokens: int, rounds: int) -> dict[str, float]:
+def measure(streams: int, tokens: int, rounds: int, loop: LoopFactory | None) -> dict[str, float]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     port = listener.getsockname()[1]
-    process = multiprocessing.get_context("fork").Process(target=serve, args=(listener,))
+    process = multiprocessing.get_context("fork").Process(target=serve, args=(listener, loop))
     process.start()
     assert process.pid is not None
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": tokens, "stream": True}
@@ -207,20 +221,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
-    rates = measure(args.streams, args.tokens, args.rounds)
-    for name, rate in rates.items():
-        print(f"{name:<6} {rate:10,.0f} tokens per second of one core")
-    for name in ("bare", "fed"):
-        print(f"{name} / chat = {rates[name] / rates['chat']:.2f}")
+    found: dict[str, dict[str, int]] = {}
+    for place, loop in loops().items():
+        rates = measure(args.streams, args.tokens, args.rounds, loop)
+        found[place] = {name: round(rate) for name, rate in rates.items()}
+        for name, rate in rates.items():
+            print(f"{place:<8} {name:<6} {rate:10,.0f} tokens per second of one core")
+        for name in ("bare", "fed"):
+            print(f"{place:<8} {name} / chat = {rates[name] / rates['chat']:.2f}")
     if args.write:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        )
+        # Not before: it brings torch, which no server's process has, with objects to collect.
+        from suzuri.tools.bench.record import commit
+
         record = {
-            "commit": commit.stdout.strip(),
+            "commit": commit(ROOT),
             "machine": f"{platform.machine()}, {cpu_name()}, {os.cpu_count()} cores",
-            "command": f"server_overhead.py --streams {args.streams} --tokens {args.tokens}",
-            "tokens_per_core_second": {name: round(rate) for name, rate in rates.items()},
+            "command": f"server_overhead.py --streams {args.streams} --tokens {args.tokens} "
+            f"--rounds {args.rounds}",
+            "load_average": round(os.getloadavg()[0], 2),
+            "tokens_per_core_second": found,
         }
         RESULT.write_text(json.dumps(record, indent=1) + "\n")
 

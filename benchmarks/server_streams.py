@@ -21,6 +21,8 @@ from typing import Any
 
 import httpx
 
+from suzuri.tools.bench.record import commit
+
 ROOT = Path(__file__).parents[1]
 SEEDS = 20
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
@@ -137,6 +139,7 @@ def main() -> int:
         process.terminate()
         code = process.wait(60)
     found = {
+        "commit": commit(ROOT),
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
         "streams": args.streams,
         "tokens": args.tokens,

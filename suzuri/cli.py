@@ -153,6 +153,19 @@ def sft(args: Sequence[str]) -> int:
     return run_sft(config)
 
 
+def rl(args: Sequence[str]) -> int:
+    """let a model learn from what its answers are worth; RECIPE is a Python file"""
+    from suzuri.rl.recipe import parse_rl
+
+    config = parse_rl(args)
+    if config is None:
+        return 0
+    config = config.resolve()
+    from suzuri.rl.run import run_rl
+
+    return run_rl(config)
+
+
 def plot(args: Sequence[str]) -> int:
     """draw the metrics of runs as curves"""
     from suzuri.config import parse
@@ -178,6 +191,7 @@ COMMANDS: dict[str, Run] = {
     "bench": bench,
     "eval": evaluate,
     "sft": sft,
+    "rl": rl,
     "plot": plot,
 }
 
@@ -186,12 +200,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Entry point. Exit code 2 for a wrong command line or input, 141 when the reader of the output
     went away (`| head`): nobody is left to tell, and it is no verdict. Else the subcommand's own.
     """
+    let_idle_threads_sleep()
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
     except BrokenPipeError:
         code = 141
     _drop_unwritten()
     sys.exit(code)
+
+
+WAITING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+"""To GNU's and to LLVM's OpenMP: whichever this torch came with."""
+
+
+def let_idle_threads_sleep() -> None:
+    """Before torch is loaded: its threads sleep between two operations, unless the user has said
+    how they wait. They would keep the cores busy on which the loops of suzuri/kernels compute."""
+    if not any(name in os.environ for name in (*WAITING, "GOMP_SPINCOUNT")):
+        os.environ.update(WAITING)
 
 
 def _run(words: Sequence[str]) -> int | str | None:

@@ -1,10 +1,14 @@
 """Command lines from config dataclasses: one flag per field, typed, help from the field's
 docstring.
 
-Nested configs get dotted flags; an unknown flag is refused with the nearest names.
+Nested configs get dotted flags; an unknown flag is refused with the nearest names. A recipe is a
+Python file that defines `config`, over which the flags are read.
 """
 
+import sys
+import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import tyro
@@ -22,3 +26,20 @@ def parse(
     if default is not None:
         return tyro.cli(kind, prog=prog, args=args, default=default)
     return tyro.cli(kind, prog=prog, args=args, config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def load_recipe(path: str, kind: type[Config]) -> Config:
+    """Runs the file and returns its `config`. Its errors are its own and show where they are.
+    ValueError for a file that is no recipe of that kind."""
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"recipe {path}: no such file; flags begin with --")
+    # As a module of that name: dataclasses in it look themselves up there.
+    module = types.ModuleType(f"recipe_{file.stem}")
+    module.__file__ = str(file.resolve())
+    sys.modules[module.__name__] = module
+    exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
+    config = getattr(module, "config", None)
+    if not isinstance(config, kind):
+        raise ValueError(f"recipe {path}: must define config = {kind.__name__}(...)")
+    return config

@@ -6,12 +6,19 @@ No torch here.
 # pyright: strict
 
 import dataclasses
+import math
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+
+
+def is_number(value: object) -> bool:
+    """A finite one, of numpy as well; True and False are none."""
+    return type(value) is not bool and isinstance(value, numbers.Real) and math.isfinite(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +97,8 @@ class AdamParams:
     """Of one optimizer step. AdamW with decoupled weight decay (Loshchilov and Hutter, 2019).
 
     `grad_clip_norm`: largest norm of all gradients together; 0: any. `normalise`: divide the
-    accumulated gradient by the accumulated weight sum, else it is that of the plain sum.
+    accumulated gradient by the accumulated weight sum, else it is that of the plain sum. Raises
+    ValueError naming the field.
     """
 
     learning_rate: float = 1e-4
@@ -100,6 +108,14 @@ class AdamParams:
     weight_decay: float = 0.0
     grad_clip_norm: float = 0.0
     normalise: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
+            if not is_number(value := getattr(self, name)) or value < 0:
+                raise ValueError(f"{name} = {value!r}: must be a number, not negative")
+        for name in ("beta1", "beta2"):
+            if not is_number(value := getattr(self, name)) or not 0 <= value < 1:
+                raise ValueError(f"{name} = {value!r}: must be from 0 to below 1")
 
 
 class Trainer(Protocol):
@@ -120,3 +136,56 @@ class Trainer(Protocol):
     def load_state(self, path: str) -> None: ...
 
     def publish_weights(self, path: str) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """What a sampler goes on from: tokenizer ids, a slot id wherever a picture or clip has a token,
+    and those media."""
+
+    tokens: Sequence[int]
+    media: tuple[MediaInput, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampleParams:
+    """How an answer is drawn: from the whole distribution at a temperature (0: its most likely
+    token each time).
+
+    Nothing is cut off it (top-p, top-k, penalties): a trainer would have to do the same. `seed`:
+    None draws one.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    seed: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a sampler drew. `tokens`: ids, the one that ends the turn included. `logprobs`: of each
+    under the distribution it was drawn from. `versions`: of the weights that drew each.
+
+    `finish`: "stop" (the model ended its turn), "length" (max_tokens, or no room in the context),
+    "error" (`error` says why; what was drawn until then is kept).
+    """
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
+    finish: str
+    error: str | None = None
+
+
+class Sampler(Protocol):
+    """Draws answers. Many may be asked for at the same time; the seed alone decides what comes, not
+    what else runs."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights that draw the next token."""
+        ...
+
+    async def sample(self, prompt: Prompt, params: SampleParams) -> Answer:
+        """Raises ValueError for a prompt that cannot be run."""
+        ...

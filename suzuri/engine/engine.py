@@ -290,6 +290,25 @@ class Engine:
             events += self.step()
         return events
 
+    def update_weights(self, update: Callable[[], None]) -> int:
+        """Let `update` change the model's weights in place, between two steps; returns the new
+        version. What was cached under the old ones is forgotten.
+
+        RuntimeError while there are requests: their tokens would come from a mixture of both.
+        """
+        if self._requests:
+            raise RuntimeError(
+                f"{len(self._requests)} requests are not finished; new weights would answer them "
+                "half-way"
+            )
+        if self._pending is not None:
+            self._commit(self._pending)  # tokens of requests that are over
+            self._pending = None
+        self.cache.clear()
+        self.weight_version += 1
+        update()
+        return self.weight_version
+
     def _commit(self, launched: Launched) -> None:
         """Take note of a step's results: the only place where the host waits for the device."""
         for work, rows in launched.prompts:

@@ -3,11 +3,13 @@
 # pyright: strict
 
 import dataclasses
+from pathlib import Path
 from typing import Literal
 
 from tyro.conf import Positional
 
 MAX_COUNT = 100_000
+MAX_SEED = 2**62
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,15 @@ class EvalConfig:
             raise ValueError("--drafts: needs trained weights and --temperature 0")
         if self.at_least is not None and not 0 <= self.at_least <= 1:
             raise ValueError(f"--at-least {self.at_least}: must be from 0 to 1")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"--seed {self.seed}: must be from 0 to {MAX_SEED}")
+        if self.out is not None:
+            out = Path(self.out).absolute()
+            if out.is_dir() or not out.parent.is_dir():
+                raise ValueError(
+                    f"--out {self.out}: no file can be written there; give one in a folder that "
+                    "exists"
+                )
         if self.show < 0:
             raise ValueError(f"--show {self.show}: must not be negative")
         return self

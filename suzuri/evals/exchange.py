@@ -7,8 +7,9 @@ No torch here.
 
 from collections.abc import Callable, Sequence
 
+from suzuri.envs.chat_prompts import openai_message
 from suzuri.envs.task import Message, Task
-from suzuri.processing.chat_output import ChatMessage, ChatOutputParser, collect
+from suzuri.processing.chat_output import ChatOutputParser, collect
 
 MAX_TURNS = 8
 """Of the model, in one task; an exchange that is longer is graded as it stands."""
@@ -39,7 +40,8 @@ class Exchange:
         self.is_truncated |= finish != "stop"
         parser = ChatOutputParser(token_bytes, tools=bool(self.task.tools))
         pieces = [*parser.push(token_ids), *parser.finish()]
-        message = self._message(collect(pieces))
+        message = openai_message(collect(pieces), self._num_calls)
+        self._num_calls += len(message.get("tool_calls", ()))
         self.turns.append(message)
         replies = self.task.reply(message)
         asked = sum(1 for turn in self.turns if turn["role"] == "assistant")
@@ -54,21 +56,6 @@ class Exchange:
 
     def score(self) -> float:
         return self.task.grade(self.turns) if self.turns else 0.0
-
-    def _message(self, turn: ChatMessage) -> Message:
-        message: Message = {"role": "assistant", "content": turn.content}
-        if turn.reasoning is not None:
-            message["reasoning_content"] = turn.reasoning
-        calls: list[Message] = []
-        for call in turn.tool_calls:
-            function = {"name": call.name, "arguments": call.arguments}
-            calls.append(
-                {"id": f"call_{self._num_calls}", "type": "function", "function": function}
-            )
-            self._num_calls += 1
-        if calls:
-            message["tool_calls"] = calls
-        return message
 
 
 def open_ones(exchanges: Sequence[Exchange]) -> list[Exchange]:

@@ -31,6 +31,11 @@ def run_eval(config: EvalConfig) -> int:
     """Runs and prints; returns the exit code. Raises ValueError or OSError for what cannot be
     run."""
     console = Console(stderr=True)
+    for name in config.tasks:
+        try:
+            mixture_of(name, config)
+        except ValueError as error:
+            raise ValueError(f"--tasks {name}: {error}") from error
     llm = LLM(
         config.model or DEFAULT_MODEL,
         random_weights=config.random_weights,
@@ -51,6 +56,17 @@ def run_eval(config: EvalConfig) -> int:
     low = [line.name for line in report.lines if line.score < (config.at_least or 0.0)]
     print(summary(report) + (f"; below {config.at_least}: {', '.join(low)}" if low else ""))
     return 1 if low else 0
+
+
+def mixture_of(name: str, config: EvalConfig) -> Mixture:
+    """The tasks of one name. ValueError for one that there is not."""
+    return Mixture(
+        weights={name: 1.0},
+        seed=config.seed,
+        split=config.split,
+        start=config.difficulty,
+        end=config.difficulty,
+    )
 
 
 def default_tasks(llm: LLM) -> tuple[str, ...]:
@@ -84,10 +100,7 @@ def evaluate(
     """All tasks of all names, answered together."""
     exchanges: dict[str, list[Exchange]] = {}
     for name in names:
-        mixture = Mixture(
-            weights={name: 1.0}, seed=config.seed, split=config.split,
-            start=config.difficulty, end=config.difficulty,
-        )  # fmt: skip
+        mixture = mixture_of(name, config)
         exchanges[name] = [
             Exchange(mixture.task(place), config.seed + 1_000_003 * place + sample)
             for place in range(config.count)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from suzuri import __version__
 from suzuri.engine.sampling_params import MAX_LOGPROBS
+from suzuri.log import get_logger
 from suzuri.model.config import NUM_IDS
 from suzuri.processing.chat import DEFAULT_EFFORT, EFFORTS
 from suzuri.server.bodies import read_object, uncollected
@@ -21,6 +22,7 @@ from suzuri.server.errors import ApiError, invalid
 from suzuri.server.limits import Limits, release_body
 from suzuri.server.logprobs import token_name
 from suzuri.server.openapi import request_body
+from suzuri.server.request_ids import HEADER, RequestIds, request_id
 from suzuri.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -32,6 +34,7 @@ from suzuri.server.service import Service, Work
 from suzuri.server.streaming import ClientGone, EventStream, watched
 from suzuri.server.text_messages import Encode, Render, render
 
+log = get_logger(__name__)
 Body = TypeVar("Body", bound=BaseModel)
 CLIENT_GONE = 499
 """What nobody reads."""
@@ -56,6 +59,7 @@ def create_app(
         max_bodies=BODIES * max_body,
         body_seconds=body_seconds,
     )
+    app.add_middleware(RequestIds)  # around the limits: what they refuse has an id too
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientGone, _client_gone)
@@ -186,6 +190,10 @@ async def _ready(request: Request) -> Response:
     return _json({"status": "unavailable", "reason": why}, 503)
 
 
+async def _version(request: Request) -> Response:
+    return _json({"version": __version__})
+
+
 async def _metrics(request: Request) -> Response:
     service = _service(request)
     engine = service.engine
@@ -231,6 +239,7 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any], type[BaseModel] | None], ...]
     ("/health/live", "GET", _live, None),
     ("/health/ready", "GET", _ready, None),
     ("/metrics", "GET", _metrics, None),
+    ("/version", "GET", _version, None),
     ("/get_model_info", "GET", _model_info, None),
 )
 
@@ -258,4 +267,9 @@ async def _client_gone(request: Request, error: Exception) -> Response:
 
 
 async def _fault(request: Request, error: Exception) -> Response:
-    return ApiError(500, "the server failed on this request; its log says how").response()
+    """Outside of all middleware, so that the id is put into the answer here."""
+    id = request_id(request)
+    log.error("request %s failed, %s %s:", id, request.method, request.url.path)
+    response = ApiError(500, "the server failed on this request; its log says how").response()
+    response.headers[HEADER] = id
+    return response

@@ -56,7 +56,7 @@ async def _serve(config: ServeConfig, listener: socket.socket) -> int:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The loop that the measurements of docs/serve.md are of, where there is one."""
+    """Uvloop's, where it is installed; docs/serve.md has measurements of both."""
     try:
         import uvloop
     except ImportError:

@@ -62,9 +62,41 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "verbosity": (("medium",), "ask for a shorter or longer answer in the conversation"),
     "web_search_options": ((), "this server reaches no web"),
     "prompt_cache_retention": (("in_memory", "in-memory"), "prefixes are kept in memory only"),
+    "prompt_cache_options": (
+        ({}, {"mode": "implicit"}),
+        "prefixes are cached by themselves, for a time that is not promised",
+    ),
     "moderation": ((), "there is no moderation here"),
 }
 """Documented parameters that cannot be honoured: (values that change nothing, why not)."""
+
+
+_FORMS = "response_format (JSON, with or without a schema), regex, choice or grammar"
+_SCHEMA = 'response_format = {"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}'
+_EFFORT = "reasoning_effort (none to max, or 0 to 0.99), the one switch for thoughts"
+OTHER_NAMES = {
+    "structured_outputs": f"send its content as {_FORMS}, each a field of its own",
+    "guided_json": f"send {_SCHEMA}",
+    "guided_regex": "send regex",
+    "guided_choice": "send choice",
+    "guided_grammar": "send grammar",
+    "guided_decoding_backend": "there is one; leave it out",
+    "json_schema": f"send {_SCHEMA}",
+    "ebnf": "send grammar",
+    "chat_template_kwargs": f"there is no template; in a chat, send {_EFFORT}",
+    "enable_thinking": f"in a chat, send {_EFFORT}",
+    "thinking": f"in a chat, send {_EFFORT}",
+    "reasoning": f"in a chat, send {_EFFORT}",
+    "thinking_token_budget": f"in a chat, send {_EFFORT}; max_tokens counts thoughts too",
+    "allowed_token_ids": f"what is allowed is said in text: send {_FORMS}",
+    "bad_words": "send logit_bias with -100 for the ids that are not to come (POST /tokenize)",
+    "max_new_tokens": "send max_tokens",
+    "no_stop_trim": "send include_stop_str_in_output",
+    "return_tokens_as_token_ids": "send return_token_ids",
+    "request_id": "send it as the header x-request-id",
+    "extra_body": "it is the openai package's argument; send what is in it as fields of the body",
+}
+"""What users of vLLM, SGLang and other servers know under another name: what to send here."""
 
 
 class StreamOptions(BaseModel):
@@ -128,6 +160,7 @@ class Common(BaseModel):
                 "priority",
             )
         self._check_stops()
+        self._check_format()
         if self.stream_options is not None:
             if not self.stream:
                 raise invalid("stream_options: only with stream = true", "stream_options")
@@ -146,6 +179,24 @@ class Common(BaseModel):
             )
         if self.stop_token_ids is not None and len(self.stop_token_ids) > MAX_STOP_IDS:
             raise invalid(f"stop_token_ids: at most {MAX_STOP_IDS}", "stop_token_ids")
+
+    def _check_format(self) -> None:
+        """What stands in response_format beside what is read there."""
+        given = self.response_format or {}
+        has_schema = given.get("type") == "json_schema"
+        inner = given.get("json_schema") if has_schema else None
+        parts: list[tuple[str, Any, set[str]]] = [
+            ("response_format", given, {"type", "json_schema"} if has_schema else {"type"}),
+            ("response_format.json_schema", inner, {"name", "description", "schema", "strict"}),
+        ]
+        for where, fields, known in parts:
+            for name in cast("dict[str, Any]", fields) if isinstance(fields, dict) else ():
+                if name not in known and fields[name] is not None:
+                    is_schema = name in ("schema", "json_schema")
+                    advice = f"for a schema, send {_SCHEMA}" if is_schema else "leave it out"
+                    raise invalid(
+                        f"{where}.{name}: there is no such field; {advice}", "response_format"
+                    )
 
     @property
     def includes_usage(self) -> bool:
@@ -193,7 +244,8 @@ class ChatRequest(Common):
 
     unsupported = (
         *("audio", "functions", "function_call", "modalities", "prediction", "service_tier"),
-        *("store", "verbosity", "web_search_options", "prompt_cache_retention", "moderation"),
+        *("store", "verbosity", "web_search_options", "prompt_cache_retention"),
+        *("prompt_cache_options", "moderation"),
     )
 
     messages: Annotated[list[dict[str, Any]], _FirstFault(), Field(min_length=1)]
@@ -219,6 +271,7 @@ class ChatRequest(Common):
     verbosity: Any = None
     web_search_options: Any = None
     prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
     moderation: Any = None
 
     def check(self) -> None:
@@ -285,6 +338,8 @@ def first_fault(error: ValidationError, fields: set[str]) -> ApiError:
         fault = max(forms, key=lambda one: [step for step in one["loc"][2:] if step != "str"])
         path = [name, *(str(step) for step in fault["loc"][2:])]
     if fault["type"] == "extra_forbidden":
+        if len(path) == 1 and path[0] in OTHER_NAMES:
+            return invalid(f"{path[0]}: is not known here; {OTHER_NAMES[path[0]]}", name)
         is_short = len(path) == 1 and len(path[-1]) <= LONGEST_NAME
         near = get_close_matches(path[-1], fields) if is_short else []
         meant = f"; did you mean {' or '.join(near)}?" if near else "; leave it out"

@@ -36,6 +36,8 @@ def event_frame(work: Work, kind: str, *, usage: bool) -> tuple[dict[str, Any], 
 def one_lined(events: bytes) -> bytes:
     """Events with an escape for each character that some readers, httpx among them, take for the
     end of a line. In UTF-8 these bytes stand for nothing else, and only within strings."""
+    if events.isascii():  # most of them, told in no time
+        return events
     for sign, escape in _LINE_ENDS:
         events = events.replace(sign, escape)
     return events

@@ -14,7 +14,7 @@ from typing import Any, cast
 from suzuri.tools.plot_config import PlotConfig
 
 METRICS = "metrics.jsonl"
-FIRST = ("loss", "draft_loss", "learning_rate", "grad_norm")
+FIRST = ("reward", "sampler_trainer_max", "loss", "draft_loss", "learning_rate", "grad_norm")
 STYLES = ("-", "--", ":", "-.")
 COLUMNS = 3
 

@@ -16,9 +16,11 @@ from suzuri.training.data import (
 )
 from suzuri.training.data_workers import DataWorkers
 from suzuri.training.trainer import LocalTrainer
-from suzuri.types import Dataset
+from suzuri.types import Dataset, Sample
 
 LOSS = "cross_entropy"
+MOST_KEPT = 2**28
+"""Bytes of samples that an evaluation keeps for the next one; what is more is made anew."""
 AHEAD = 2
 """Steps that workers are ahead."""
 
@@ -93,13 +95,30 @@ class Holdout:
     def __init__(self, dataset: Dataset, maker: SampleMaker, checked: Checked | None) -> None:
         assert checked is not None, "the config asks for eval_size without an end"
         self._dataset, self._maker, self._indices = dataset, maker, checked.indices.tolist()
+        self._kept: dict[int, Batch] = {}
+        self._room = MOST_KEPT
 
     def loss(self, trainer: LocalTrainer, batch_size: int) -> tuple[float, float]:
         """The loss per weight, and the weight. The trainer is as before."""
         loss, weight = 0.0, 0.0
         for start in range(0, len(self._indices), batch_size):
-            indices = self._indices[start : start + batch_size]
-            batch = make_batch(self._dataset, self._maker, indices, skip_bad=False)
-            output = trainer.forward(batch.samples, LOSS)
+            output = trainer.forward(self._batch(start, batch_size).samples, LOSS)
             loss, weight = loss + output.loss_sum, weight + output.weight_sum
         return loss / weight, weight
+
+    def _batch(self, start: int, size: int) -> Batch:
+        if start in self._kept:
+            return self._kept[start]
+        indices = self._indices[start : start + size]
+        batch = make_batch(self._dataset, self._maker, indices, skip_bad=False)
+        num_bytes = sum(_num_bytes(sample) for sample in batch.samples)
+        if num_bytes <= self._room:
+            self._room -= num_bytes
+            self._kept[start] = batch
+        return batch
+
+
+def _num_bytes(sample: Sample) -> int:
+    """About what it takes in memory."""
+    arrays = [*sample.inputs.values(), *(item.inputs for item in sample.media)]
+    return 8 * sample.num_tokens + sum(array.nbytes for array in arrays)

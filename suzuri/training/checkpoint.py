@@ -9,7 +9,6 @@ A folder appears under its name when all of it is there: a kill at any moment le
 
 import concurrent.futures
 import contextlib
-import hashlib
 import json
 import os
 import secrets
@@ -20,11 +19,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
+from suzuri.model.content_hash import content_hash as hash_of_named
 from suzuri.model.inkling import Inkling
 from suzuri.model.weights import export_weights
 
@@ -41,8 +42,11 @@ class Saver:
         self._pending: concurrent.futures.Future[None] | None = None
 
     def save(self, path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
-        """Begins to write. Waits for the state before first, and raises what went wrong there."""
+        """Begins to write. Waits for the state before first, and raises what went wrong there.
+        FileExistsError for a path that holds something else than a state."""
         self.wait()
+        if path.exists() and not (path / NUMBERS).is_file() and not _is_empty(path):
+            raise FileExistsError(f"{path} is there and is no saved state; give a new path")
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         self._pending = self._thread.submit(write, path, copies, dict(numbers))
 
@@ -53,13 +57,16 @@ class Saver:
             pending.result()
 
 
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and next(path.iterdir(), None) is None
+
+
 def write(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> None:
     """Writes a state into a new folder, which replaces one of that name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}-{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
     try:
-        with _alone():
-            save_tensors(dict(tensors), checkpoint_id=str(part), no_dist=True)
+        _write_tensors(part, tensors)
         document = {"format": FORMAT, **numbers}
         with (part / NUMBERS).open("w", encoding="utf-8") as file:
             json.dump(document, file)
@@ -72,6 +79,20 @@ def write(path: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, float
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)  # there only if something above failed
+
+
+def _write_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    try:
+        with _alone():
+            save_tensors(dict(tensors), checkpoint_id=str(folder), no_dist=True)
+    except CheckpointException as error:
+        # It holds a pickled trace for each rank; a full disk comes as what torch's writer found.
+        (cause, *_) = (failure[0] for failure in error.failures.values())
+        free = shutil.disk_usage(folder.parent).free
+        raise OSError(
+            f"{folder.parent}: the state could not be written, {free / 1e6:,.0f} MB are free there "
+            f"({str(cause).strip() or type(cause).__name__})"
+        ) from error
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -91,19 +112,25 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, float]]:
     return tensors, numbers
 
 
+def check(model: Inkling, tensors: Mapping[str, Tensor]) -> None:
+    """Raises ValueError naming a weight that the state has not, or in another shape."""
+    for name, weight in [*model.named_parameters(), *model.named_buffers()]:
+        saved = tensors.get(f"parameter.{name}", tensors.get(f"master.{name}"))
+        if saved is None:
+            raise ValueError(f"the saved state has no {name}: it is of another model")
+        if saved.shape != weight.shape:
+            raise ValueError(
+                f"{name}: {list(saved.shape)} in the saved state, {list(weight.shape)} in "
+                "this model"
+            )
+
+
 def fill(model: Inkling, tensors: Mapping[str, Tensor]) -> None:
-    """The parameters that were not trained. Raises ValueError naming one that does not fit."""
+    """The weights that were not trained, quantised experts among them."""
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            saved = tensors.get(f"parameter.{name}", tensors.get(f"master.{name}"))
-            if saved is None:
-                raise ValueError(f"the saved state has no {name}: it is of another model")
-            if saved.shape != parameter.shape:
-                raise ValueError(
-                    f"{name}: {list(saved.shape)} in the saved state, {list(parameter.shape)} in "
-                    "this model"
-                )
-            parameter.copy_(saved)
+        for name, weight in [*model.named_parameters(), *model.named_buffers()]:
+            if (saved := tensors.get(f"parameter.{name}")) is not None:
+                weight.copy_(saved)
 
 
 def publish(model: Inkling, path: Path) -> str:
@@ -115,13 +142,8 @@ def publish(model: Inkling, path: Path) -> str:
 
 
 def content_hash(model: Inkling) -> str:
-    """Of every parameter: name, dtype, shape and bytes. Equal hashes serve equal bits."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
-        data = parameter.detach().cpu().contiguous()
-        digest.update(data.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    """Of every weight, quantised experts included: name, dtype, shape and bytes."""
+    return hash_of_named([*model.named_parameters(), *model.named_buffers()])
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Suppress
 
-from suzuri.types import AdamParams, Dataset
+from suzuri.types import AdamParams, Dataset, is_number
 
 MAX_SEED = 2**62
 MAX_COUNT = 2**31
@@ -21,7 +21,7 @@ FREE_FIELDS = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """Raises ValueError naming the field."""
+    """Packing, memory, and what is trained."""
 
     token_budget: int = 8192
     """Tokens of a micro-batch; a longer sample is one of its own."""
@@ -37,8 +37,8 @@ class TrainingConfig:
     """Patterns (as of file names: *.attn.*) of parameters that stay as they are."""
 
     draft_loss_weight: float = 0.0
-    """Weight of the draft depths' own cross-entropy beside that of the trunk, summed over depths;
-    0 leaves them alone."""
+    """Weight of the draft depths' own cross-entropy (the mean over depths) beside that of the
+    trunk; 0 leaves them alone."""
 
     draft_detached: bool = True
     """Draft depths learn from the trunk's hidden rows and do not change the trunk."""
@@ -52,13 +52,14 @@ class TrainingConfig:
     """Rows whose weight is 0 pass no head: their log-probs come back as NaN."""
 
     def __post_init__(self) -> None:
+        """Raises ValueError naming the field."""
         for name in ("token_budget", "max_tokens"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"{name} = {value!r}: must be a positive integer")
         for name in ("draft_loss_weight", "bias_rate"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            if not is_number(value) or value < 0:
                 raise ValueError(f"{name} = {value!r}: must be a number, not negative")
         if isinstance(self.frozen, str):
             raise ValueError(f"frozen = {self.frozen!r}: give a list of patterns")
@@ -67,7 +68,7 @@ class TrainingConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """AdamW with decoupled weight decay (Loshchilov and Hutter, 2019) and its learning rate over
-    time. Raises ValueError naming the field."""
+    time."""
 
     learning_rate: float = 1e-4
     """The greatest, after the warmup."""
@@ -90,19 +91,13 @@ class OptimizerConfig:
     """Largest norm of all gradients together; 0: any."""
 
     def __post_init__(self) -> None:
+        """Raises ValueError naming the field."""
         if self.schedule not in ("constant", "linear", "cosine"):
             raise ValueError(f"schedule = {self.schedule!r}: must be constant, linear or cosine")
         if type(self.warmup) is not int or not 0 <= self.warmup <= MAX_COUNT:
             raise ValueError(f"warmup = {self.warmup!r}: must be a number of steps, 0 or more")
-        for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ValueError(f"{name} = {value!r}: must be a number, not negative")
-        for name in ("beta1", "beta2"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value < 1:
-                raise ValueError(f"{name} = {value!r}: must be from 0 to below 1")
-        if not 0 <= self.final_fraction <= 1:
+        self._adam(self.learning_rate)  # which checks the rest
+        if not is_number(self.final_fraction) or not 0 <= self.final_fraction <= 1:
             raise ValueError(f"final_fraction = {self.final_fraction!r}: must be from 0 to 1")
 
     def rate(self, step: int, steps: int) -> float:
@@ -117,8 +112,11 @@ class OptimizerConfig:
 
     def params(self, step: int, steps: int) -> AdamParams:
         """What `optim_step` is given at step `step` of `steps`."""
+        return self._adam(self.rate(step, steps))
+
+    def _adam(self, learning_rate: float) -> AdamParams:
         return AdamParams(
-            learning_rate=self.rate(step, steps),
+            learning_rate=learning_rate,
             beta1=self.beta1,
             beta2=self.beta2,
             eps=self.eps,
@@ -132,8 +130,9 @@ class SftConfig:
     """Train a model on conversations or plain text: `suzuri sft RECIPE`, a Python file that defines
     `config`, or without a recipe. Fields on the command line replace those of the recipe.
 
-    Exit code 0 at the end; 1 when the loss was no number; 2 when the input cannot be used; 130
-    after Ctrl-C. The same command again goes on with the last saved state.
+    Exit code 0 at the end; 1 when it stopped half-way (a loss that is no number, a full disk, a
+    data worker that died); 2 when the input cannot be used; 130 after Ctrl-C. The same command
+    again goes on with the last saved state.
     """
 
     model: str = "tiny"
@@ -221,6 +220,8 @@ class SftConfig:
             raise ValueError(f"dtype = {self.dtype!r}: must be bfloat16 or float32")
         if not self.run_dir.strip():
             raise ValueError("run_dir is empty; give a folder")
+        if self.wandb is not None and not self.wandb.strip():
+            raise ValueError("wandb is empty; give the name of a project")
         for name, other in (("train", "dataset"), ("eval", "eval_dataset")):
             files = getattr(self, name)
             if isinstance(files, str) or not all(isinstance(file, str) for file in files):

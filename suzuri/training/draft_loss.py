@@ -17,11 +17,9 @@ def draft_loss(model: Inkling, micro: MicroBatch, hidden_ND: Tensor, *, detached
 
     Row j of depth d reads token j + d + 1 of its sample and is held against the target at that
     token, with its weight. `hidden_ND`: the trunk's final-norm rows. `detached`: no gradient
-    reaches the trunk, embeddings and head included. Targets [N, K] are not for drafts: ValueError.
+    reaches the trunk, embeddings and head included. Targets [N, K] are not for drafts.
     """
     targets_N, weights_N = micro.fields["target_tokens"], micro.fields.get("weights")
-    if targets_N.dim() != 1:
-        raise ValueError("draft_loss_weight: draft depths need one target per token")
     decoder, draft = model.decoder, model.draft
     assert draft is not None
     embedded_ND = decoder.embedded(micro.batch)

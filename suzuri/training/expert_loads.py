@@ -5,7 +5,8 @@
 # pyright: reportUnknownArgumentType=false
 
 import contextlib
-from collections.abc import Generator
+import fnmatch
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
@@ -16,14 +17,20 @@ from suzuri.model.moe import Router
 
 
 class ExpertLoads:
-    """Counts by layer of the rows that went to each routed expert, since the last step."""
+    """Counts by layer of the rows that went to each routed expert, since the last step. `frozen`:
+    patterns of parameters; biases among them do not move."""
 
-    def __init__(self, model: Inkling) -> None:
+    def __init__(self, model: Inkling, frozen: Sequence[str] = ()) -> None:
         self._routers = {
             name: module for name, module in model.named_modules() if isinstance(module, Router)
         }
         self.counts = {
             name: torch.zeros_like(router.bias) for name, router in self._routers.items()
+        }
+        self._moves = {
+            name
+            for name in self._routers
+            if not any(fnmatch.fnmatchcase(f"{name}.bias", pattern) for pattern in frozen)
         }
         self._is_counting = False
         self._handles = [
@@ -70,9 +77,14 @@ class ExpertLoads:
         """Moves each selection bias by `rate` towards the mean load, and begins to count anew."""
         for name, router in self._routers.items():
             counts = self.counts[name]
-            if rate and bool(counts.sum() > 0):
+            if rate and name in self._moves and bool(counts.sum() > 0):
                 with torch.no_grad():
                     router.bias.add_(rate * torch.sign(counts.mean() - counts))
+        self.clear()
+
+    def clear(self) -> None:
+        """Begins to count anew."""
+        for counts in self.counts.values():
             counts.zero_()
 
     def state(self) -> dict[str, Tensor]:

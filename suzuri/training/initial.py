@@ -12,7 +12,6 @@ from suzuri.model.locate import locate
 from suzuri.model.random_weights import initialize
 from suzuri.model.reconcile import reconcile
 from suzuri.model.weights import load_weights
-from suzuri.training.config import SftConfig
 
 LOCAL_STD = 0.3
 """Of conv taps and relative-bias banks: few terms that stand beside a residual."""
@@ -20,15 +19,15 @@ LOCAL_STD = 0.3
 log = get_logger(__name__)
 
 
-def find_model(config: SftConfig) -> tuple[ModelConfig, Checkpoint | None]:
+def find_model(model: str, *, random_weights: bool) -> tuple[ModelConfig, Checkpoint | None]:
     """The shape, without parts that the checkpoint lacks; no checkpoint for random weights."""
-    if config.random_weights:
-        return locate(config.model).config, None
-    is_hub = "/" in config.model and not os.path.exists(os.path.expanduser(config.model))
-    located = locate(config.model, weights=is_hub)
+    if random_weights:
+        return locate(model).config, None
+    is_hub = "/" in model and not os.path.exists(os.path.expanduser(model))
+    located = locate(model, weights=is_hub)
     if located.folder is None:
         raise ValueError(
-            f"model {config.model!r} is a shape without weights; give a model folder or a hub id, "
+            f"model {model!r} is a shape without weights; give a model folder or a hub id, "
             "or start from random ones with --random-weights"
         )
     checkpoint = located.checkpoint()

@@ -110,7 +110,7 @@ def parse_line(line: bytes, folder: Path) -> Conversation:
     except UnicodeDecodeError as error:
         raise ValueError(f"no UTF-8 at byte {error.start}; write the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error})") from error
+        raise ValueError(f"no JSON ({error}); a line is one whole object") from error
     if not isinstance(value, dict):
         raise ValueError(f"must be an object with {', '.join(KEYS)}")
     fields = cast("dict[str, Any]", value)

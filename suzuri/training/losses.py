@@ -2,7 +2,9 @@
 
 Every loss is a sum over tokens, each times its weight; the sum of the weights is given beside it,
 so that whoever adds up several batches can divide once. p: log-probs of the targets under the
-model, q: those under which they were sampled. Gradients flow through p (and the entropy) alone.
+model, q: those under which they were sampled. Gradients flow through p (and the entropy) alone. A
+row of weight 0 counts nowhere, however far apart its p and q are: no exp is taken of them, whose
+infinity times 0 would be no number.
 """
 
 # torch leaves these without types.
@@ -10,12 +12,13 @@ model, q: those under which they were sampled. Gradients flow through p (and the
 # pyright: reportUnknownArgumentType=false
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from suzuri.types import is_number
 
 KL_KINDS = ("k1", "k2", "k3")
 
@@ -62,6 +65,8 @@ class LossConfig:
     halved; k3 r / p - 1 - log(r / p)."""
     entropy_coefficient: float = 0.0
     """Weight of the entropy, which is subtracted from the loss."""
+    temperature: float = 1.0
+    """Of the distribution that p and the entropy are of: that at which tokens were sampled."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -69,13 +74,15 @@ class LossConfig:
             if field.name == "kl_kind":
                 if value not in KL_KINDS:
                     raise ValueError(f"kl_kind = {value!r}: must be one of {', '.join(KL_KINDS)}")
-            elif isinstance(value, bool) or not math.isfinite(value):
+            elif not is_number(value):
                 raise ValueError(f"{field.name} = {value!r}: must be a number")
         if not 0 <= self.clip_low_threshold <= 1 <= self.clip_high_threshold:
             raise ValueError(
                 f"clip_low_threshold = {self.clip_low_threshold}, clip_high_threshold = "
                 f"{self.clip_high_threshold}: these are ratios; need 0 <= low <= 1 <= high"
             )
+        if self.temperature <= 0:
+            raise ValueError(f"temperature = {self.temperature!r}: must be above 0")
         if self.dual_clip != 0 and self.dual_clip <= 1:
             raise ValueError(f"dual_clip = {self.dual_clip}: must be 0 (off) or above 1")
 
@@ -113,13 +120,12 @@ def ppo(rows: Rows, config: LossConfig) -> Loss:
 
 
 def gspo(rows: Rows, config: LossConfig) -> Loss:
-    """As ppo with one ratio per sample, s = exp(mean of p - q over "sequence_ratio_mask"); a
-    token's ratio is s p / sg(p), so that its gradient is that of its own log-prob (Zheng et al.,
-    "Group Sequence Policy Optimization", 2025)."""
-    p_N = rows.logprobs_N
-    mask_N = rows.fields.get("sequence_ratio_mask")
-    mask_N = torch.ones_like(p_N) if mask_N is None else mask_N.to(p_N.dtype)
-    log_ratio_N = ((p_N - rows.fields["logprobs"]) * mask_N).detach()
+    """As ppo with one ratio per sample, s = exp(mean of p - q over "sequence_ratio_mask", which is
+    by default where the weight is not 0); a token's ratio is s p / sg(p), so that its gradient is
+    that of its own log-prob (Zheng et al., "Group Sequence Policy Optimization", 2025)."""
+    p_N, is_used_N = rows.logprobs_N, _weights(rows) != 0
+    mask_N = rows.fields.get("sequence_ratio_mask", is_used_N).to(p_N.dtype)
+    log_ratio_N = torch.where(mask_N != 0, (p_N - rows.fields["logprobs"]) * mask_N, 0).detach()
     means = [
         (log_ratio.sum() / mask.sum().clamp(min=1)).expand(log_ratio.shape[0])
         for log_ratio, mask in zip(
@@ -127,6 +133,7 @@ def gspo(rows: Rows, config: LossConfig) -> Loss:
         )
     ]
     sequence_N = torch.exp(torch.cat(means)) if means else p_N.detach()
+    sequence_N = torch.where(is_used_N, sequence_N, 1)
     return _clipped(rows, sequence_N * torch.exp(p_N - p_N.detach()), config)
 
 
@@ -142,14 +149,14 @@ def cispo(rows: Rows, config: LossConfig) -> Loss:
 def dro(rows: Rows, config: LossConfig) -> Loss:
     """-sum w (p A - beta / 2 (p - q)^2) (Richemond et al., "Offline regularised reinforcement
     learning", 2024)."""
-    p_N, q_N = rows.logprobs_N, rows.fields["logprobs"]
-    loss_N = 0.5 * config.beta * (p_N - q_N) ** 2 - p_N * rows.fields["advantages"]
-    return _policy(rows, loss_N, _ratio(rows), None)
+    log_ratio_N = _log_ratio(rows, "logprobs")
+    loss_N = 0.5 * config.beta * log_ratio_N**2 - rows.logprobs_N * rows.fields["advantages"]
+    return _policy(rows, loss_N, log_ratio_N.exp(), None)
 
 
-def reference_kl(p_N: Tensor, reference_N: Tensor, kind: str) -> Tensor:
-    """Estimate [N] of the divergence of the model from a reference, from tokens drawn from it."""
-    log_ratio_N = p_N - reference_N
+def divergence(log_ratio_N: Tensor, kind: str) -> Tensor:
+    """Estimates [N] of the divergence of the model from a reference, from tokens drawn from it and
+    log(p / reference) of each."""
     if kind == "k1":
         return log_ratio_N
     if kind == "k2":
@@ -157,8 +164,13 @@ def reference_kl(p_N: Tensor, reference_N: Tensor, kind: str) -> Tensor:
     return torch.exp(-log_ratio_N) - 1 + log_ratio_N
 
 
+def _log_ratio(rows: Rows, other: str) -> Tensor:
+    """log(p / the field `other`), 0 in rows of weight 0."""
+    return torch.where(_weights(rows) != 0, rows.logprobs_N - rows.fields[other], 0)
+
+
 def _ratio(rows: Rows) -> Tensor:
-    return torch.exp(rows.logprobs_N - rows.fields["logprobs"])
+    return torch.exp(_log_ratio(rows, "logprobs"))
 
 
 def _clipped(rows: Rows, ratio_N: Tensor, config: LossConfig) -> Loss:
@@ -178,7 +190,7 @@ def _clipped(rows: Rows, ratio_N: Tensor, config: LossConfig) -> Loss:
 def _policy(rows: Rows, loss_N: Tensor, ratio_N: Tensor, is_clipped_N: Tensor | None) -> Loss:
     """The weighted sum, and how far the model has moved from where the tokens came from."""
     weights_N = _weights(rows)
-    q_less_p_N = (rows.fields["logprobs"] - rows.logprobs_N).detach()
+    q_less_p_N = -_log_ratio(rows, "logprobs").detach()
     weight = weights_N.sum()
 
     def mean(x_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,7 +242,7 @@ def compute(name: str, rows: Rows, config: LossConfig) -> Loss:
     loss, weights_N = found.loss, _weights(rows)
     means = dict(found.means)
     if config.kl_coefficient:
-        kl_N = reference_kl(rows.logprobs_N, rows.fields["reference_logprobs"], config.kl_kind)
+        kl_N = divergence(_log_ratio(rows, "reference_logprobs"), config.kl_kind)
         kl = (kl_N * weights_N).sum()
         loss = loss + config.kl_coefficient * kl
         means["kl_reference"] = (kl.detach(), found.weight)
@@ -254,6 +266,8 @@ def check_fields(name: str, fields: Mapping[str, tuple[int, ...]], config: LossC
     if unknown := sorted(set(fields) - needs - set(kind.may)):
         raise ValueError(f"loss {name}: does not take {', '.join(unknown)}")
     target = fields["target_tokens"]
+    if len(target) not in (1, 2) or (len(target) == 2 and target[1] < 1):
+        raise ValueError(f"loss {name}: target_tokens are {list(target)}; need [T], or [T, K]")
     if len(target) != 1 and name != "cross_entropy":
         raise ValueError(f"loss {name}: target_tokens have {len(target)} dims; need one per token")
     if len(target) != 1 and (config.kl_coefficient or config.entropy_coefficient):

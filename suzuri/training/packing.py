@@ -5,18 +5,21 @@
 # pyright: reportUnknownArgumentType=false
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from suzuri.model.batch import Batch, pack
+from suzuri.model.config import ModelConfig
 from suzuri.processing.vocabulary import Vocabulary
 from suzuri.training.losses import LossConfig, check_fields
+from suzuri.training.media_check import MEDIA, check_media
 from suzuri.types import Array, MediaInput, Sample
 
-MEDIA = ("image", "audio")
+UNUSED = ("logprobs", "advantages", "reference_logprobs")
+"""Fields that may hold anything where the weight is 0."""
 
 
 class SampleError(ValueError):
@@ -64,61 +67,114 @@ class Prepared:
     media: tuple[MediaInput, ...]
 
 
-def prepare(
-    samples: Sequence[Sample],
-    loss: str,
-    config: LossConfig,
-    vocabulary: Vocabulary,
-    max_tokens: int,
-    towers: Collection[str],
-) -> list[Prepared]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What samples must keep to. `towers`: the kinds of media that the model has one for."""
+
+    loss: str
+    config: LossConfig
+    model: ModelConfig
+    vocabulary: Vocabulary
+    max_tokens: int
+    towers: Collection[str]
+
+
+def prepare(samples: Sequence[Sample], rules: Rules) -> list[Prepared]:
     """Raises SampleError for the first sample that is not sound, before anything is computed.
-    `towers`: the kinds of media that the model has one for."""
+
+    All that come back have the same fields: weights are 1 where none are given, and what the loss
+    does not look at is left out.
+    """
     found: list[Prepared] = []
     for index, sample in enumerate(samples):
         try:
-            found.append(_prepared(sample, loss, config, vocabulary, max_tokens, towers))
+            found.append(_prepared(sample, rules))
         except ValueError as error:
             raise SampleError(index, str(error)) from error
     return found
 
 
-def _prepared(
-    sample: Sample,
-    loss: str,
-    config: LossConfig,
-    vocabulary: Vocabulary,
-    max_tokens: int,
-    towers: Collection[str],
-) -> Prepared:
-    count = sample.num_tokens
-    if not 0 < count <= max_tokens:
-        raise ValueError(f"{count} tokens; need 1 to {max_tokens}")
-    fields = {name: np.asarray(values) for name, values in sample.inputs.items()}
-    check_fields(loss, {name: values.shape for name, values in fields.items()}, config)
+def groups_of(prepared: Sequence[Prepared], token_budget: int) -> list[list[int]]:
+    """`micro_batches` of the samples; those with K targets per token are together."""
+    found: list[list[int]] = []
+    shapes = [one.fields["target_tokens"].shape[1:] for one in prepared]
+    for shape in sorted(set(shapes)):
+        chosen = [index for index, other in enumerate(shapes) if other == shape]
+        lengths = [len(prepared[index].rows) for index in chosen]
+        found += [[chosen[i] for i in group] for group in micro_batches(lengths, token_budget)]
+    return found
+
+
+def _prepared(sample: Sample, rules: Rules) -> Prepared:
+    tokens_T = _integers("tokens", _array("tokens", sample.tokens))
+    if tokens_T.ndim != 1:
+        raise ValueError(f"tokens are {list(tokens_T.shape)}; need [T]")
+    count = len(tokens_T)
+    if not 0 < count <= rules.max_tokens:
+        raise ValueError(f"{count} tokens; need 1 to {rules.max_tokens}")
+    fields = {name: _array(name, values) for name, values in sample.inputs.items()}
+    shapes = {name: values.shape for name, values in fields.items()}
+    check_fields(rules.loss, shapes, rules.config)
     for name, values in fields.items():
         if values.shape[0] != count:
             raise ValueError(f"{name} has {values.shape[0]} places for {count} tokens")
-        if name == "target_tokens":
-            if values.dtype.kind not in "iu":
-                raise ValueError(f"target_tokens are {values.dtype}; need integers")
-        elif values.dtype.kind not in "fiub" or not np.isfinite(values).all():
-            raise ValueError(f"{name}: must be finite numbers")
-    rows = vocabulary.to_row_array(np.asarray(sample.tokens, np.int64))
-    fields["target_tokens"] = vocabulary.to_row_array(fields["target_tokens"])
-    end = 0
-    for item in sorted(sample.media, key=lambda item: item.index):
-        if item.kind not in MEDIA:
-            raise ValueError(f"media of kind {item.kind!r}; there are image and audio")
-        if item.kind not in towers:
-            raise ValueError(f"a part of kind {item.kind}, the model has no tower for it")
-        if item.index < end or item.index + len(item.inputs) > count:
-            raise ValueError(
-                f"{item.kind} of {len(item.inputs)} tokens at {item.index}: outside of the "
-                f"{count} tokens, or over another one"
-            )
-        end = item.index + len(item.inputs)
-    return Prepared(rows=rows, fields=fields, media=sample.media)
+        if name != "target_tokens" and values.dtype.kind not in "fiub":
+            raise ValueError(f"{name} are {values.dtype}; need numbers")
+    targets = _integers("target_tokens", fields.pop("target_tokens"))
+    check_media(sample.media, tokens_T, rules.model, rules.towers)
+    return Prepared(
+        rows=_rows("tokens", tokens_T, rules),
+        fields={
+            "target_tokens": _rows("target_tokens", targets, rules),
+            **_numbers(fields, targets.shape, rules),
+        },
+        media=sample.media,
+    )
+
+
+def _array(name: str, values: object) -> Array:
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:  # ragged lists; torch's bf16 or GPU
+        raise ValueError(f"{name}: no array of numbers ({error}); give one of numpy") from error
+
+
+def _integers(name: str, values: Array) -> Array:
+    if values.dtype.kind not in "iu" and values.size:
+        raise ValueError(f"{name} are {values.dtype}; need integers")
+    return values.astype(np.int64)
+
+
+def _rows(name: str, ids: Array, rules: Rules) -> Array:
+    """Model rows of ids."""
+    try:
+        rows = rules.vocabulary.to_row_array(ids)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    most = rules.model.text.unpadded_vocab_size
+    if rows.max() >= most:
+        raise ValueError(f"{name}: {rows.max()}, and the model has {most} rows")
+    return rows
+
+
+def _numbers(fields: Mapping[str, Array], shape: tuple[int, ...], rules: Rules) -> dict[str, Array]:
+    """What the loss takes besides targets."""
+    found = dict(fields)
+    weights = found.setdefault("weights", np.ones(shape, np.float32))
+    if not rules.config.kl_coefficient:
+        found.pop("reference_logprobs", None)
+    is_used = weights != 0
+    if rules.loss == "gspo":
+        is_used = is_used | (found.setdefault("sequence_ratio_mask", is_used) != 0)
+    for name, values in found.items():
+        is_sound = np.isfinite(values)
+        if name in UNUSED and len(shape) == 1:
+            found[name] = np.where(is_sound | is_used, values, 0)
+            is_sound |= ~is_used
+        if not is_sound.all():
+            where = " where the weight is not 0" if name in UNUSED else ""
+            raise ValueError(f"{name}: must be finite numbers{where}")
+    return found
 
 
 def build(

@@ -4,12 +4,13 @@ What a kill leaves behind is put right when the run goes on: half-written folder
 after the state that it goes on from.
 """
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO, cast
@@ -38,7 +39,8 @@ class RunDir:
 
     def __enter__(self) -> "RunDir":
         made = not self.path.exists()
-        self.path.mkdir(parents=True, exist_ok=True)
+        with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
         if not made and not (self.path / CONFIG).exists():
             others = sorted({one.name for one in self.path.iterdir()} - {LOCK, CONFIG + ".new"})
             if others:
@@ -46,7 +48,8 @@ class RunDir:
                     f"run_dir {self.path} holds {', '.join(others[:3])} and no {CONFIG}: it is "
                     "not the folder of a run; give a new one"
                 )
-        self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+        with self._writing():
+            self._lock = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -69,8 +72,19 @@ class RunDir:
         if self._lock is not None:
             os.close(self._lock)
 
+    @contextlib.contextmanager
+    def _writing(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ValueError(
+                f"run_dir {self.path}: no folder that can be written ({error.strerror}); give "
+                "another"
+            ) from error
+
     def compare(self, document: Mapping[str, Any]) -> None:
-        """Raises ValueError naming the fields in which a run that is there differs."""
+        """Raises ValueError naming the fields in which a run that is there differs. One that made
+        no step is replaced: its settings may be what stopped it."""
         path = self.path / CONFIG
         if not path.exists():
             return
@@ -90,11 +104,15 @@ class RunDir:
                 if old["data"].get(name) != new["data"][name]
             ),
         ]
-        if differences:
+        if differences and (self.states() or self._has_metrics()):
             raise ValueError(
                 f"run_dir {self.path} is of another run, which differs in "
                 f"{', '.join(differences)}; give another run_dir, or the same settings to go on"
             )
+
+    def _has_metrics(self) -> bool:
+        path = self.path / METRICS
+        return path.exists() and path.stat().st_size > 0
 
     def start(self, document: Mapping[str, Any]) -> int:
         """Writes the config, throws away what comes after the newest state, and returns the step
@@ -104,7 +122,8 @@ class RunDir:
         new.write_text(json.dumps({"format": FORMAT, **document}, indent=1) + "\n", "utf-8")
         new.replace(self.path / CONFIG)
         step = max(self.states(), default=0)
-        last = self._cut_metrics(step)
+        # Without a state everything is done anew, what comes before the first step included.
+        last = self._cut_metrics(step or -1)
         if last < step:
             log.warning("%s: lines of steps %d to %d are lost", METRICS, last + 1, step)
         self._metrics = (self.path / METRICS).open("a", encoding="utf-8", buffering=1)

@@ -8,22 +8,16 @@ goes on with the bits that it would have had.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
-import contextlib
-import dataclasses
-import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Generator
 from concurrent.futures import BrokenExecutor
-from types import FrameType
 from typing import Any
 
 import torch
 from rich.console import Console
 
 import suzuri
+from suzuri.interrupts import STOPPED, asked_to_stop
 from suzuri.model.inkling import PARTS, Inkling
 from suzuri.processing.tokenizer import Tokenizer
 from suzuri.processing.vocabulary import vocabulary_of
@@ -38,7 +32,7 @@ from suzuri.training.trainer import LocalTrainer
 from suzuri.training.viewers import Display, Viewers, check_viewers
 from suzuri.types import Dataset
 
-INTERRUPTED = 130
+STOPPING = "finishing the step and saving"
 
 
 def run_sft(config: SftConfig) -> int:
@@ -48,7 +42,7 @@ def run_sft(config: SftConfig) -> int:
     """
     check_viewers(config)
     display = Display(Console(stderr=True))
-    shape, checkpoint = find_model(config)
+    shape, checkpoint = find_model(config.model, random_weights=config.random_weights)
     tokenizer = Tokenizer()
     vocabulary = vocabulary_of(shape.kept_vocabulary, tokenizer.token_bytes)
     most = shape.text.model_max_length
@@ -121,13 +115,6 @@ def _check(
     return checked
 
 
-@dataclasses.dataclass
-class _Interrupt:
-    """Whether somebody asked to stop."""
-
-    asked: bool = False
-
-
 class _Run:
     def __init__(
         self,
@@ -154,7 +141,7 @@ class _Run:
                 "steps, or another run_dir"
             )
         try:
-            with _interrupts() as interrupt, self._display.bar("training", steps, first):
+            with asked_to_stop(STOPPING) as interrupt, self._display.bar("training", steps, first):
                 while step < steps and not interrupt.asked:
                     try:
                         self._one(step + 1, steps)
@@ -165,30 +152,36 @@ class _Run:
                     step += 1
                 self._save(step)
                 self._trainer.finish()
+                self._folder.prune(self._config.keep)
         except BrokenExecutor:
-            self._trainer.finish()
-            print(
-                f"suzuri sft: step {step + 1}: a data worker died, perhaps for want of memory; "
-                f"give fewer data_workers. {self._where()}",
-                file=sys.stderr,
+            return self._failed(
+                step,
+                "a data worker died, perhaps for want of memory; give fewer data_workers",
             )
-            return 1
-        except FloatingPointError as error:
-            self._trainer.finish()
-            print(f"suzuri sft: step {step + 1}: {error}. {self._where()}", file=sys.stderr)
-            return 1
+        except (FloatingPointError, OSError) as error:
+            return self._failed(step, str(error))
         except ValueError:
             self._trainer.finish()
             raise
         finally:
             self._batches.close()
         if step < steps:
-            print(
-                f"stopped after step {step} of {steps}; the same command again goes on from "
-                f"{self._folder.state(step)}"
-            )
-            return INTERRUPTED
-        return self._end(step)
+            print(f"stopped after step {step} of {steps}; the same command again {self._next()}")
+            return STOPPED
+        try:
+            return self._end(step)
+        except OSError as error:
+            return self._failed(step, f"the weights could not be written ({error})")
+
+    def _failed(self, step: int, reason: str) -> int:
+        """Says why it stops after `step` steps, and what there is to go on from."""
+        try:
+            self._trainer.finish()
+        except OSError as error:
+            reason = f"{reason}; {error}"
+        last = min(step + 1, self._batches.steps)
+        print(f"suzuri sft: step {last}: {reason}. {self._where()}", file=sys.stderr)
+        return 1
 
     def _one(self, step: int, steps: int) -> None:
         line = self._step(step, steps)
@@ -271,32 +264,13 @@ class _Run:
         print(f"{step} steps done{change}; weights in {self._folder.weights}")
         return 0
 
+    def _next(self) -> str:
+        """What the same command will do."""
+        states = self._folder.states()
+        return f"goes on from {self._folder.state(states[-1])}" if states else "starts anew"
+
     def _where(self) -> str:
         states = self._folder.states()
         if not states:
             return f"No state was saved in {self._folder.path}"
         return f"The last state is {self._folder.state(states[-1])}"
-
-
-@contextlib.contextmanager
-def _interrupts() -> Generator[_Interrupt]:
-    """Within the block the first Ctrl-C (or SIGTERM) asks to stop, the second leaves at once."""
-    found = _Interrupt()
-    if threading.current_thread() is not threading.main_thread():
-        yield found
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if found.asked:
-            # Threads that write a state would be waited for; what is half written is no state.
-            os._exit(INTERRUPTED)
-        found.asked = True
-        with contextlib.suppress(OSError):
-            os.write(2, b"\nfinishing the step and saving; once more leaves at once\n")
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield found
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

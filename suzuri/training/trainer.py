@@ -8,7 +8,8 @@ log-probs that come back are, bit for bit, those with which the engine would sam
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from suzuri.training.draft_loss import draft_loss
 from suzuri.training.expert_loads import ExpertLoads
 from suzuri.training.losses import Loss, LossConfig, Rows
 from suzuri.training.optimizer import Optimizer, freeze
-from suzuri.training.packing import MicroBatch, build, micro_batches, prepare
+from suzuri.training.packing import MicroBatch, Prepared, Rules, build, groups_of, prepare
 from suzuri.training.parallelize import recompute_layers
 from suzuri.types import AdamParams, Array, ForwardOutput, Sample
 
@@ -42,9 +43,13 @@ class LocalTrainer:
         self.model, self.config, self.vocabulary = model, config, vocabulary
         self.device = model.decoder.norm.weight.device
         self.dtype = at_least_fp32(model.decoder.norm.weight.dtype)
+        if config.draft_loss_weight and model.draft is None:
+            raise ValueError(
+                f"draft_loss_weight = {config.draft_loss_weight}: this model has no draft depths"
+            )
         self.trained = freeze(model, config.frozen)
         self.optimizer = Optimizer(model.named_parameters())
-        self.loads = ExpertLoads(model)
+        self.loads = ExpertLoads(model, config.frozen)
         towers = {"image": model.vision, "audio": model.audio}
         self._towers = {kind: tower for kind, tower in towers.items() if tower is not None}
         self._saver = checkpoint.Saver()
@@ -73,18 +78,26 @@ class LocalTrainer:
         """As `forward`, and adds the gradient of the loss sum to what is pending.
 
         Raises SampleError (a ValueError), naming the sample, before anything is computed.
-        FloatingPointError when the loss is no number: then no gradient is pending any more.
+        FloatingPointError when the loss is no number; after that, or any other error while it
+        computes, nothing is pending any more.
         """
         return self._run(samples, loss, config, backward=True)
 
     def optim_step(self, params: AdamParams) -> dict[str, float]:
         """Applies what is pending, moves the selection biases, and clears both.
 
-        FloatingPointError when the gradient's norm is no number: nothing has changed then, and
-        nothing is pending any more.
+        ValueError, with everything as it was, when it shall divide by a weight sum that is not
+        above 0. FloatingPointError when the gradient's norm is no number: nothing has changed then,
+        and nothing is pending any more.
         """
-        weight_sum, self.weight_sum = self.weight_sum, 0.0
-        metrics = self.optimizer.step(params, weight_sum)
+        if params.normalise and self.weight_sum <= 0 and self._has_gradient():
+            raise ValueError(
+                f"the weights of what is pending sum to {self.weight_sum}, which cannot be divided "
+                "by: give AdamParams(normalise=False)"
+            )
+        with self._all_or_nothing():
+            metrics = self.optimizer.step(params, self.weight_sum)
+        self.weight_sum = 0.0
         self.loads.move_biases(self.config.bias_rate)
         self.num_steps += 1
         return metrics
@@ -102,10 +115,12 @@ class LocalTrainer:
         self._saver.wait()
 
     def load_state(self, path: str | Path) -> None:
-        """Goes on where `save_state` left. Raises ValueError where it is of another model."""
+        """Goes on where `save_state` left. Raises ValueError where it is of another model or trains
+        other parameters: then nothing has changed."""
         tensors, numbers = checkpoint.load(Path(path))
+        checkpoint.check(self.model, tensors)
+        self.optimizer.load(tensors)  # which looks first whether it can
         checkpoint.fill(self.model, tensors)
-        self.optimizer.load(tensors)
         self.loads.load(tensors)
         self.num_steps = int(numbers["num_steps"])
         self.weight_sum = float(numbers["weight_sum"])
@@ -115,10 +130,29 @@ class LocalTrainer:
         returns the hash of what they hold."""
         return checkpoint.publish(self.model, Path(path))
 
+    def _has_gradient(self) -> bool:
+        gradients = (parameter.grad for parameter in self.optimizer.parameters.values())
+        return any(bool(gradient.any()) for gradient in gradients if gradient is not None)
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Generator[None]:
+        """After an error in the block nothing is pending: of what was half done nobody could say
+        which part is."""
+        is_done = False
+        try:
+            yield
+            is_done = True
+        finally:
+            if not is_done:
+                self.optimizer.clear()
+                self.loads.clear()
+                self.weight_sum = 0.0
+
     def _state(self) -> dict[str, Tensor]:
+        weights = [*self.model.named_parameters(), *self.model.named_buffers()]
         frozen = {
-            f"parameter.{name}": parameter.detach()
-            for name, parameter in self.model.named_parameters()
+            f"parameter.{name}": weight.detach()
+            for name, weight in weights
             if name not in self.optimizer.parameters
         }
         return {**frozen, **self.optimizer.state(), **self.loads.state()}
@@ -130,13 +164,26 @@ class LocalTrainer:
         self, samples: Sequence[Sample], loss: str, settings: Settings | None, *, backward: bool
     ) -> ForwardOutput:
         config = LossConfig.of(loss, settings or {})
-        prepared = prepare(
-            samples, loss, config, self.vocabulary, self.max_tokens, self._towers.keys()
+        rules = Rules(
+            loss=loss,
+            config=config,
+            model=self.model.config,
+            vocabulary=self.vocabulary,
+            max_tokens=self.max_tokens,
+            towers=self._towers.keys(),
         )
-        lengths = [sample.num_tokens for sample in samples]
-        found: list[Array | None] = [None] * len(samples)
+        prepared = prepare(samples, rules)
+        if self._drafts and any(one.fields["target_tokens"].ndim != 1 for one in prepared):
+            raise ValueError("draft_loss_weight: draft depths need one target per token")
+        with self._all_or_nothing() if backward else contextlib.nullcontext():
+            return self._compute(prepared, loss, config, backward=backward)
+
+    def _compute(
+        self, prepared: Sequence[Prepared], loss: str, config: LossConfig, *, backward: bool
+    ) -> ForwardOutput:
+        found: list[Array | None] = [None] * len(prepared)
         total = _Totals()
-        for group in micro_batches(lengths, self.config.token_budget):
+        for group in groups_of(prepared, self.config.token_budget):
             micro = build(prepared, group, self._features, self.dtype, self.device)
             with self.loads.counting(backward):
                 one, logprobs_N, extra = self._losses(micro, loss, config)
@@ -152,13 +199,11 @@ class LocalTrainer:
             loss_sum=total.loss,
             weight_sum=total.weight,
             logprobs=[one for one in found if one is not None],
-            metrics=total.metrics() | self.loads.metrics(),
+            metrics=total.metrics() | (self.loads.metrics() if backward else {}),
         )
 
     def _backward(self, loss: Tensor) -> None:
         if not bool(torch.isfinite(loss)):
-            self.optimizer.clear()
-            self.weight_sum = 0.0
             raise FloatingPointError(
                 f"the loss is {float(loss.detach())}: no gradient is pending any more; look at the "
                 "last samples, or lower the learning rate"
@@ -179,7 +224,7 @@ class LocalTrainer:
         rows_ND, targets = hidden_ND, fields["target_tokens"]
         if kept_M is not None:
             rows_ND, targets = hidden_ND.index_select(0, kept_M), targets.index_select(0, kept_M)
-        logprobs_N, entropy_N = self._logprobs(rows_ND, targets, bool(config.entropy_coefficient))
+        logprobs_N, entropy_N = self._logprobs(rows_ND, targets, config)
         shown_N = logprobs_N
         if kept_M is not None:
             everywhere = fields["target_tokens"].shape
@@ -191,27 +236,39 @@ class LocalTrainer:
         rows = Rows(logprobs_N, fields, micro.lengths, entropy_N)
         found = losses.compute(name, rows, config)
         extra = None
-        if self.config.draft_loss_weight and self.model.draft is not None:
+        if self._drafts:
             extra = self.config.draft_loss_weight * draft_loss(
                 self.model, micro, hidden_ND, detached=self.config.draft_detached
             )
         return found, shown_N, extra
 
-    def _kept(self, fields: Mapping[str, Tensor]) -> Tensor | None:
-        weights = fields.get("weights")
-        if weights is None:
-            return None
-        return (weights.reshape(weights.shape[0], -1) != 0).any(-1).nonzero()[:, 0]
+    @property
+    def _drafts(self) -> bool:
+        return self.config.draft_loss_weight > 0
+
+    def _kept(self, fields: Mapping[str, Tensor]) -> Tensor:
+        """Rows whose log-probs count: in the loss, or in a sample's ratio."""
+        weights = fields["weights"]
+        is_kept_N = (weights.reshape(weights.shape[0], -1) != 0).any(-1)
+        if (mask_N := fields.get("sequence_ratio_mask")) is not None:
+            is_kept_N = is_kept_N | (mask_N != 0)
+        return is_kept_N.nonzero()[:, 0]
 
     def _logprobs(
-        self, rows_MD: Tensor, targets: Tensor, wants_entropy: bool
+        self, rows_MD: Tensor, targets: Tensor, config: LossConfig
     ) -> tuple[Tensor, Tensor | None]:
-        decoder = self.model.decoder
-        given, scale = (rows_MD, decoder.unembed.weight, targets), decoder.logit_scale
-        real = decoder.text.unpadded_vocab_size
-        if wants_entropy:
-            return token_logprobs_and_entropy(*given, scale=scale, num_rows=real)
-        return token_logprobs(*given, scale=scale, num_rows=real), None
+        decoder, temperature_M = self.model.decoder, None
+        if config.temperature != 1:
+            rows = rows_MD.shape[0]
+            temperature_M = torch.full((rows,), config.temperature, device=rows_MD.device)
+        given = (rows_MD, decoder.unembed.weight, targets)
+        scale, real = decoder.logit_scale, decoder.text.unpadded_vocab_size
+        if config.entropy_coefficient:
+            return token_logprobs_and_entropy(
+                *given, scale=scale, num_rows=real, temperature_N=temperature_M
+            )
+        logprobs = token_logprobs(*given, scale=scale, num_rows=real, temperature_N=temperature_M)
+        return logprobs, None
 
 
 class _Totals:

@@ -6,11 +6,10 @@
 import contextlib
 import hashlib
 import importlib
-import importlib.util
 import time
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -23,38 +22,55 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from suzuri.training.config import SftConfig
-
 PLAIN_EVERY = 5.0
 """Seconds between lines where there is no terminal."""
 
 
-def check_viewers(config: SftConfig) -> None:
-    """Raises ValueError naming a package that is asked for and missing."""
-    if config.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise ValueError(
-            "tensorboard: the package is not installed: pip install tensorboard; metrics.jsonl is "
-            "written in any case, and suzuri plot draws it"
-        )
-    if config.wandb is not None and importlib.util.find_spec("wandb") is None:
-        raise ValueError(
-            "wandb: the package is not installed: pip install wandb; metrics.jsonl is written in "
-            "any case, and suzuri plot draws it"
-        )
+class Viewed(Protocol):
+    """What a config says of viewers."""
+
+    @property
+    def tensorboard(self) -> bool: ...
+
+    @property
+    def wandb(self) -> str | None: ...
+
+    def document(self) -> dict[str, Any]: ...
+
+
+def check_viewers(config: Viewed) -> None:
+    """Raises ValueError naming a package that is asked for and cannot be imported."""
+    wanted = {"tensorboard": (config.tensorboard, _board), "wandb": (config.wandb, _wandb)}
+    for name, (is_wanted, module) in wanted.items():
+        if not is_wanted:
+            continue
+        try:
+            module()
+        except ImportError as error:
+            raise ValueError(
+                f"{name}: the package cannot be used ({error}): pip install {name}; metrics.jsonl "
+                "is written in any case, and suzuri plot draws it"
+            ) from error
+
+
+def _board() -> Any:
+    return importlib.import_module("torch.utils.tensorboard")
+
+
+def _wandb() -> Any:
+    return importlib.import_module("wandb")
 
 
 class Viewers:
     """The optional writers. A run that goes on after `step` goes on in them, too."""
 
-    def __init__(self, config: SftConfig, folder: Path, step: int) -> None:
+    def __init__(self, config: Viewed, folder: Path, step: int) -> None:
         self._board: Any = None
         self._wandb: Any = None
         if config.tensorboard:
-            boards: Any = importlib.import_module("torch.utils.tensorboard")
-            self._board = boards.SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+            self._board = _board().SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
         if config.wandb is not None:
-            wandb: Any = importlib.import_module("wandb")
-            self._wandb = wandb.init(
+            self._wandb = _wandb().init(
                 project=config.wandb,
                 dir=str(folder),
                 config=config.document(),

@@ -75,15 +75,16 @@ TORCH_FREE = (
 LOADS_TORCH = {"torch", "triton", "torchvision", "torchaudio", "transformers", "tml_renderers"}
 
 READS_ENVIRONMENT = {
+    "suzuri/cli.py",
     "suzuri/log.py",
     "suzuri/tools/doctor/host.py",
     "suzuri/kernels/cache_folder.py",
     "suzuri/kernels/matmul/buckets.py",
     "suzuri/training/data_workers.py",
 }
-"""Files that may read the environment: the log level, what a report on the machine shows, the cache
-folder, the vendor library's own variables, under which the results of its test are stored, and what
-processes of few threads are started with."""
+"""Files that may read the environment: how threads of torch wait, the log level, what a report on
+the machine shows, the cache folder, the vendor library's own variables, under which the results of
+its test are stored, and what processes of few threads are started with."""
 
 ENVIRONMENT_NAMES = {
     *("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"),

@@ -3,6 +3,7 @@
 import io
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from suzuri.evals.config import EvalConfig
 from suzuri.evals.draft_length import accepted_lengths
 from suzuri.evals.exchange import Exchange
 from suzuri.evals.report import Line, Report, show, summary
-from suzuri.evals.run import evaluate
+from suzuri.evals.run import evaluate, run_eval
 from suzuri.model.batch import pack
 from suzuri.processing.chat import ChatRenderer
 from suzuri.processing.tokenizer import Tokenizer
@@ -166,3 +167,20 @@ def test_unknown_kinds_are_named() -> None:
     llm = LLM("inkling-nano", random_weights=True, dtype="float32", max_running=2, max_context=512)
     with pytest.raises(ValueError, match="no kind 'poems'"):
         evaluate(llm, ("poems",), EvalConfig(count=1), Console(quiet=True))
+
+
+def test_what_cannot_be_run_is_named_before_a_model_is_read(tmp_path: Path) -> None:
+    """Not after minutes of answers."""
+    for config, message in (
+        (EvalConfig(model="no/such", tasks=("json", "jsn")), "--tasks jsn: .*there are arithmetic"),
+        (EvalConfig(model="no/such", tasks=("json/pers",)), "--tasks json/pers: .* person"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run_eval(config.resolve())
+    for out in (tmp_path / "absent" / "x.json", tmp_path):
+        with pytest.raises(ValueError, match=r"--out .*no file can be written there"):
+            EvalConfig(out=str(out)).resolve()
+    for seed in (-1, 2**63):
+        with pytest.raises(ValueError, match="--seed "):
+            EvalConfig(seed=seed).resolve()
+    EvalConfig(out=str(tmp_path / "x.json")).resolve()

@@ -74,6 +74,7 @@ BAD: list[tuple[str, Any, str, str | None]] = [
     (CHAT, chat(service_tier="flex"), "one tier", "service_tier"),
     (CHAT, chat(web_search_options={}), "web", "web_search_options"),
     (CHAT, chat(verbosity="low"), "shorter", "verbosity"),
+    (CHAT, chat(prompt_cache_options={"ttl": "30m"}), "promised", "prompt_cache_options"),
     (CHAT, chat(tool_choice="required"), "", "tool_choice"),
     (CHAT, chat(tools=TOOLS, tool_choice="maybe"), "", "tool_choice"),
     (CHAT, chat(response_format={"type": "xml"}), "json_object", "response_format"),

@@ -3,6 +3,7 @@
 scripts/reproduce/server_schemathesis.py does the same for longer, with a real engine.
 """
 
+import re
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 
 from suzuri.server.app import create_app
-from suzuri.server.schema import REFUSED, ChatRequest, CompletionRequest
-from tests.server.asking import CHAT, COMPLETIONS
+from suzuri.server.schema import OTHER_NAMES, REFUSED, ChatRequest, CompletionRequest
+from tests.server.asking import CHAT, COMPLETIONS, chat, post
 from tests.server.fakes import FakeEngine, service
 
 app = create_app(service(FakeEngine([200004, 104, 105, 200010, 200006])))
@@ -43,3 +44,56 @@ def test_the_schema_has_the_parameters_and_their_values(path: str, body: Any) ->
         assert fields[name]["enum"] == [None, *REFUSED[name][0]]
     assert "$defs" not in found["schema"]
     assert "$ref" not in str(found)
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_names_of_other_servers_are_refused_with_ours(name: str, path: str) -> None:
+    body = chat() if path == CHAT else {"prompt": "x"}
+    answer = post(service(FakeEngine()), path, {**body, name: {"json": {}}})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, name)
+    assert error["message"] == f"{name}: is not known here; {OTHER_NAMES[name]}"
+
+
+def test_what_is_advised_is_there() -> None:
+    fields = set(ChatRequest.model_fields)
+    assert not fields & set(OTHER_NAMES)
+    advised: set[str] = set()
+    for advice in OTHER_NAMES.values():
+        advised |= set(re.findall(r"send ([a-z_]+)", advice)) - {"its", "it", "what"}
+    assert advised == advised & fields
+    assert {"response_format", "regex", "choice", "grammar", "reasoning_effort"} <= advised | {
+        name for name in fields if name in OTHER_NAMES["structured_outputs"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (
+            {"type": "json_object", "schema": {"type": "object"}},
+            "response_format.schema: there is no such field; for a schema, send response_format",
+        ),
+        (
+            {"type": "text", "json_schema": {"name": "x", "schema": {}}},
+            "response_format.json_schema: there is no such field; for a schema, send",
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "stict": True}},
+            "response_format.json_schema.stict: there is no such field; leave it out",
+        ),
+    ],
+)
+def test_nothing_in_a_form_is_ignored(form: dict[str, Any], message: str) -> None:
+    for path, body in ((CHAT, chat()), (COMPLETIONS, {"prompt": "x"})):
+        answer = post(service(FakeEngine()), path, {**body, "response_format": form})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "response_format")
+        assert error["message"].startswith(message)
+
+
+def test_what_changes_nothing_in_a_form_may_be_there() -> None:
+    for form in ({"type": "text", "json_schema": None}, {"type": "text"}):
+        made = service(FakeEngine([200004, 104, 200006]))
+        assert post(made, CHAT, chat(response_format=form)).status_code == 200

@@ -81,3 +81,31 @@ def test_a_read_pipe_changes_no_exit_code() -> None:
             [sys.executable, "-m", "suzuri", *words], cwd=ROOT, capture_output=True, check=False
         )
         assert result.returncode == code
+
+
+WAITING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+SPINNING = {"GOMP_SPINCOUNT": "1000"}
+LOOK = (
+    "import os, sys; from suzuri.cli import let_idle_threads_sleep; let_idle_threads_sleep();"
+    "print('torch' in sys.modules, [os.environ.get(name) for name in sys.argv[1:]])"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, WAITING), ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}), (SPINNING, {})],
+)
+def test_threads_sleep_while_they_wait_unless_the_user_said_how(
+    given: dict[str, str], expected: dict[str, str]
+) -> None:
+    """Said before torch is loaded, which reads it then and never again."""
+    kept = {name: x for name, x in os.environ.items() if name not in {**WAITING, **SPINNING}}
+    result = subprocess.run(
+        [sys.executable, "-c", LOOK, *WAITING],
+        cwd=ROOT,
+        env=kept | given,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.strip() == f"False {[expected.get(name) for name in WAITING]}"

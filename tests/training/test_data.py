@@ -209,7 +209,45 @@ def test_pictures_and_clips_stand_where_their_tokens_are(tmp_path: Path) -> None
     assert learned.tolist() == plain.inputs["target_tokens"][plain.inputs["weights"] > 0].tolist()
 
 
+def asked_about(url: str) -> Any:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    return {"messages": [{"role": "user", "content": [part]}, SHORT[1]]}
+
+
+AT = r"messages\[0\]\.content\[0\]"
 BAD: dict[str, tuple[Any, str]] = {
+    "list of conversations": ([{"messages": SHORT}], "must be an object"),
+    "M01 no url": (asked_about(""), AT),
+    "M01 unreachable": (asked_about("http://127.0.0.1:1/x.png"), f"{AT}.*network"),
+    "M01 a text file": (asked_about("note.png"), AT),
+    "M01 0 bytes": (asked_about("empty.png"), AT),
+    "M01 svg": (asked_about("data:image/svg+xml,<svg/>"), AT),
+    "M01 a folder": (asked_about("."), AT),
+    "M06 a bomb": (asked_about("bomb.png"), AT),
+    "M18 a picture and a long text": (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image", "image": "red.png"},
+                        {"type": "text", "text": "ab " * 300},
+                    ],
+                },
+                SHORT[1],
+            ]
+        },
+        r"318 tokens, 6 of them of pictures and clips; at most 201 fit",
+    ),
+    "M14 a picture as a clip": (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "audio", "audio": "red.png"}]},
+                SHORT[1],
+            ]
+        },
+        AT,
+    ),
     "no JSON": ('{"messages": [', "no JSON"),
     "too deep": ("[" * 200_000, "no JSON"),
     "no object": ("[1]", "must be an object"),
@@ -275,6 +313,11 @@ BAD: dict[str, tuple[Any, str]] = {
 def test_a_bad_line_is_refused_with_its_reason(name: str, tmp_path: Path) -> None:
     line, reason = BAD[name]
     (tmp_path / "broken.png").write_bytes(picture()[:60])
+    (tmp_path / "red.png").write_bytes(picture())
+    (tmp_path / "note.png").write_text("not a picture")
+    (tmp_path / "empty.png").touch()
+    if name == "M06 a bomb":
+        Image.new("1", (20_000, 20_000)).save(tmp_path / "bomb.png")
     path = write(tmp_path / "data.jsonl", [{"messages": SHORT}, "", line, {"text": "fine"}])
     data = JsonlData([path])
     assert data.size == 3

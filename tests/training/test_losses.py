@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from suzuri.training.losses import LOSSES, LossConfig, Rows, check_fields, compute, reference_kl
+from suzuri.training.losses import (
+    KL_KINDS,
+    LOSSES,
+    LossConfig,
+    Rows,
+    check_fields,
+    compute,
+    divergence,
+)
 
 P = [-1.0, -0.5, -2.0, -0.1]
 Q = [-1.2, -0.9, -1.0, -0.1]
@@ -89,7 +97,7 @@ def test_gspo_has_one_ratio_per_sample() -> None:
     p = tensor(P).requires_grad_()
     found = compute("gspo", rows(p, sequence_ratio_mask=mask), LossConfig(clip_high_threshold=2.0))
     wanted = -(s * 1.0 + 0.5 * s * -2.0 + 2.0 * s * 0.5)
-    assert float(found.loss) == pytest.approx(wanted)
+    assert found.loss.item() == pytest.approx(wanted)
     found.loss.backward()
     assert p.grad is not None
     # Its own log-prob's gradient, times the sample's ratio.
@@ -98,9 +106,9 @@ def test_gspo_has_one_ratio_per_sample() -> None:
 
 def test_estimates_of_the_divergence() -> None:
     p, r = tensor([-1.0, -2.0]), tensor([-1.5, -1.0])
-    assert reference_kl(p, r, "k1").tolist() == pytest.approx([0.5, -1.0])
-    assert reference_kl(p, r, "k2").tolist() == pytest.approx([0.125, 0.5])
-    assert reference_kl(p, r, "k3").tolist() == pytest.approx(
+    assert divergence(p - r, "k1").tolist() == pytest.approx([0.5, -1.0])
+    assert divergence(p - r, "k2").tolist() == pytest.approx([0.125, 0.5])
+    assert divergence(p - r, "k3").tolist() == pytest.approx(
         [math.exp(-0.5) - 1 + 0.5, math.exp(1.0) - 1 - 1.0]
     )
 
@@ -152,9 +160,49 @@ def test_rows_of_weight_zero_count_nowhere() -> None:
         }
 
 
+@pytest.mark.parametrize("kind", KL_KINDS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_row_of_weight_zero_may_be_as_far_off_as_it_likes(name: str, kind: str) -> None:
+    """exp(p - q) is infinite there, and infinity times a weight of 0 is no number."""
+    config = LossConfig(kl_coefficient=0.5, kl_kind=kind, dual_clip=2.0)
+    found: list[tuple[float, list[float], dict[str, float]]] = []
+    for far in (0.0, 1e5, -1e5):
+        away = tensor([0.0, 0.0, 0.0, far])
+        p = tensor(P).requires_grad_()
+        given = rows(p, logprobs=tensor(Q) - away, reference_logprobs=tensor([-1.0] * 4) + away)
+        loss = compute(name, given, config)
+        loss.loss.backward()
+        assert p.grad is not None
+        metrics = {key: float(value) for key, (value, _) in loss.means.items()}
+        metrics |= {key: float(value) for key, value in loss.peaks.items()}
+        found.append((loss.loss.item(), p.grad.tolist(), metrics))
+    assert found[0] == found[1] == found[2]
+    assert all(math.isfinite(x) for x in found[0][1])
+
+
+def test_gspo_takes_the_ratio_where_the_weight_is_not_0() -> None:
+    """A prompt's rows, whose log-probs of sampling are 0 by custom, are not among them."""
+    lengths, weights = (4,), tensor([0.0, 0.0, 1.0, 1.0])
+    fields = {
+        "logprobs": tensor([0.0, 0.0, -1.0, -2.0]),
+        "advantages": tensor([0.0, 0.0, 1.0, 1.0]),
+        "weights": weights,
+    }
+    p = tensor([-5.0, -6.0, -1.2, -1.9])
+    wide = LossConfig(clip_low_threshold=0.0, clip_high_threshold=9.0)
+    loss = float(compute("gspo", Rows(p, fields, lengths), wide).loss)
+    assert loss == pytest.approx(-2 * math.exp((-0.2 + 0.1) / 2))
+    masked = fields | {"sequence_ratio_mask": weights}
+    assert float(compute("gspo", Rows(p, masked, lengths), wide).loss) == loss
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"beta": "x"}, "beta = 'x'"),
+        ({"beta": None}, "beta = None"),
+        ({"kl_coefficient": True}, "kl_coefficient = True"),
+        ({"entropy_coefficient": math.inf}, "entropy_coefficient = inf"),
         ({"clip": 0.2}, "unknown setting clip"),
         ({"clip_low_threshold": 1.2}, "these are ratios"),
         ({"clip_high_threshold": 0.2}, "these are ratios"),

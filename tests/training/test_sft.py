@@ -19,12 +19,13 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from suzuri import cli
+from suzuri.config import load_recipe
 from suzuri.model.inkling import PARTS, Inkling
 from suzuri.model.weights import load_weights
 from suzuri.processing.vocabulary import FullVocabulary
 from suzuri.training.config import OptimizerConfig, SftConfig, TrainingConfig
 from suzuri.training.initial import draw_weights
-from suzuri.training.recipe import load_recipe, parse_sft
+from suzuri.training.recipe import parse_sft
 from suzuri.training.run_dir import RunDir
 from suzuri.training.sft import run_sft
 from suzuri.training.trainer import LocalTrainer
@@ -68,7 +69,7 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_tiny_learns_sixty_four_chats_by_heart(tmp_path: Path) -> None:
-    config = dataclasses.replace(load_recipe(str(RECIPE)), run_dir=str(tmp_path / "run"))
+    config = dataclasses.replace(load_recipe(str(RECIPE), SftConfig), run_dir=str(tmp_path / "run"))
     assert run_sft(config.resolve()) == 0
     evaluations = [line["eval/loss"] for line in metrics(tmp_path / "run") if "eval/loss" in line]
     assert len(evaluations) == 3
@@ -389,9 +390,9 @@ def test_recipes_and_flags(chats: str, tmp_path: Path) -> None:
     assert own.dataset.conversation(1).text == "abcabc"
     recipe.write_text("conf = 1\n")
     with pytest.raises(ValueError, match=r"must define config = SftConfig"):
-        load_recipe(str(recipe))
+        load_recipe(str(recipe), SftConfig)
     with pytest.raises(ValueError, match="no such file"):
-        load_recipe(str(tmp_path / "absent.py"))
+        load_recipe(str(tmp_path / "absent.py"), SftConfig)
 
 
 def test_the_command_runs_a_recipe(
@@ -414,7 +415,8 @@ def test_the_command_runs_a_recipe(
 
 
 def test_missing_packages_are_named(chats: str, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for module in ("torch.utils.tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not there
     for field, value in (("tensorboard", True), ("wandb", "project")):
         with pytest.raises(ValueError, match=f"pip install {field}"):
             run_sft(small(chats, tmp_path / "run", **{field: value}))

@@ -1,6 +1,7 @@
 """The five verbs: what they compute, that they repeat, and that they agree with the engine."""
 
 import math
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from suzuri.training.config import TrainingConfig
 from suzuri.training.packing import SampleError, micro_batches
 from suzuri.training.trainer import LocalTrainer
 from suzuri.types import AdamParams, MediaInput, Sample
-from tests.model.models import golden_model
+from tests.model.models import CASES, golden_model, random_model
 from tests.training.samples import policy_samples, samples, trainer
 
 DTYPES = ("float32", "bfloat16")
@@ -43,9 +44,10 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def engine_logprobs(model: Inkling, dtype: str, sample: Sample, start: int) -> list[float]:
     """Log-probs of a sample's targets from `start` on, each from its own decode step."""
+    reach = model.config.text.model_max_length
     config = EngineConfig(
         dtype=dtype,  # pyright: ignore[reportArgumentType]
-        max_context=200,
+        max_context=min(200, reach),
         max_running=2,
         global_pages=40,
         local_pages=40,
@@ -102,9 +104,12 @@ def test_logprobs_are_those_of_the_engine_bit_for_bit(dtype: str, device: str) -
             )
 
 
-@pytest.mark.parametrize("case", ["base", "odd"])
-def test_golden_models_agree_with_the_engine_too(case: str) -> None:
-    model = golden_model(case, torch.float32)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", ["nano", *CASES])
+def test_nano_and_golden_models_agree_with_the_engine_too(case: str, dtype: str) -> None:
+    width = getattr(torch, dtype)
+    is_nano = case == "nano"
+    model = random_model("inkling-nano", width) if is_nano else deepcopy(golden_model(case, width))
     rows = model.config.text.unpadded_vocab_size
     generator = np.random.default_rng(2)
     ids = generator.integers(0, rows - 1, 20)
@@ -114,8 +119,8 @@ def test_golden_models_agree_with_the_engine_too(case: str) -> None:
     )
     subject = LocalTrainer(model, TrainingConfig(), FullVocabulary())
     (logprobs,) = subject.forward_backward([one], "cross_entropy").logprobs
-    wanted = engine_logprobs(model, "float32", one, 5)
-    assert np.asarray(logprobs)[5:].tolist() == np.asarray(wanted, np.float32).tolist()
+    wanted = engine_logprobs(model, dtype, one, 5)
+    assert np.asarray(logprobs, np.float32)[5:].tolist() == np.asarray(wanted, np.float32).tolist()
 
 
 def test_the_loss_is_what_its_logprobs_say() -> None:

@@ -1,0 +1,48 @@
+"""RLOO: the baseline of an attempt is the mean of the others (Ahmadian et al., "Back to basics",
+2024). No torch here."""
+
+# pyright: strict
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from suzuri.envs.env import Trajectory
+from suzuri.rl.algorithms.group import Made, make_samples
+from suzuri.rl.samples import Weighting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rloo:
+    """A plain policy gradient, corrected for where tokens came from and clipped nowhere."""
+
+    weighting: Weighting = "tokens"
+    keep_flat: bool = False
+    mask_truncated: bool = False
+
+    @property
+    def loss(self) -> str:
+        return "importance_sampling"
+
+    @property
+    def loss_settings(self) -> Mapping[str, float | str]:
+        return {}
+
+    @property
+    def divisor(self) -> Literal["weights", "answers"]:
+        return "weights"
+
+    def made(self, group: Sequence[Trajectory]) -> Made:
+        return make_samples(
+            group,
+            self.advantages,
+            weighting=self.weighting,
+            keep_flat=self.keep_flat,
+            mask_truncated=self.mask_truncated,
+        )
+
+    def advantages(self, rewards: Sequence[float]) -> list[float]:
+        """r less the mean of the others; there are at least two."""
+        total, others = math.fsum(rewards), len(rewards) - 1
+        return [reward - (total - reward) / others for reward in rewards]

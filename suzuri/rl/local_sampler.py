@@ -1,0 +1,197 @@
+"""An engine in this process as a `Sampler`, and how it gets new weights.
+
+Read `LocalSampler.sample`, then `publish`. The engine runs on the event loop's own thread, a step
+at a time, whenever somebody waits for an answer.
+"""
+
+# torch leaves these without types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import asyncio
+import dataclasses
+import hashlib
+import itertools
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from suzuri.engine.engine import Engine, TokenEvent
+from suzuri.engine.request import Media
+from suzuri.engine.sampling_params import SamplingParams
+from suzuri.model.content_hash import content_hash
+from suzuri.types import Answer, MediaInput, Prompt, SampleParams
+
+OnPublish = Literal["finish", "continue", "restart"]
+"""What becomes of answers that are being drawn when new weights come. finish: the weights wait for
+them. continue: they go on from where they are, on the new weights, which read again what the old
+ones drew; every token keeps the version that drew it. restart: they begin anew."""
+
+
+class PublicationError(RuntimeError):
+    """New weights did not arrive as they were sent. The old ones do not serve any more either."""
+
+
+class LocalSampler:
+    """Raises ValueError for an engine that leaves out what sampling needs."""
+
+    def __init__(self, engine: Engine, *, on_publish: OnPublish = "finish") -> None:
+        self.engine, self.on_publish = engine, on_publish
+        self._ids = map(str, itertools.count())
+        self._running: dict[str, _Running] = {}
+        self._stepping: asyncio.Task[None] | None = None
+        self._open = asyncio.Event()
+        self._open.set()
+        self._is_broken = False
+
+    @property
+    def version(self) -> int:
+        return self.engine.weight_version
+
+    async def sample(self, prompt: Prompt, params: SampleParams) -> Answer:
+        """Raises ValueError for a prompt that cannot be run, PublicationError after a failed
+        publication. A caller that is cancelled frees what it held."""
+        await self._open.wait()
+        self._refuse_broken()
+        running = _Running(prompt, params, asyncio.get_running_loop().create_future())
+        id = next(self._ids)
+        self._add(id, running)
+        try:
+            return await running.future
+        finally:
+            for held in [name for name, one in self._running.items() if one is running]:
+                del self._running[held]
+                self.engine.abort(held)
+
+    async def publish(self, model: nn.Module) -> int:
+        """Takes over the parameters of `model` that the engine's model has, and returns the new
+        version. PublicationError where they are not there bit for bit afterwards."""
+        self._open.clear()
+        try:
+            if self.on_publish == "finish":
+                while self._running:
+                    await asyncio.wait([one.future for one in self._running.values()])
+                    await asyncio.sleep(0)  # for those who wait for these, and let go
+            held, self._running = self._running, {}
+            for id in held:
+                self.engine.abort(id)
+            while self.engine.has_work:
+                self.engine.step()
+            self.engine.update_weights(lambda: self._take_over(model))
+            for id, running in held.items():
+                if self.on_publish == "restart":
+                    running.restart()
+                self._add(id, running)
+        finally:
+            self._open.set()
+        return self.version
+
+    def _take_over(self, model: nn.Module) -> None:
+        self._is_broken = True
+        theirs = dict(model.named_parameters())
+        ours = dict(self.engine.model.named_parameters())
+        if missing := sorted(set(ours) - set(theirs)):
+            raise PublicationError(f"the trainer has no {missing[0]}; both must be of one model")
+        sent = {name: theirs[name].detach() for name in ours}
+        for name, tensor in ours.items():
+            if sent[name].shape != tensor.shape or sent[name].dtype != tensor.dtype:
+                raise PublicationError(
+                    f"{name}: {sent[name].dtype} {list(sent[name].shape)} was sent, the sampler "
+                    f"has {tensor.dtype} {list(tensor.shape)}"
+                )
+        expected = content_hash(sent.items())
+        copy_weights(ours, sent)
+        if (found := content_hash(ours.items())) != expected:
+            raise PublicationError(
+                f"the sampler has weights {found}, {expected} were sent; nothing is sampled from "
+                "them"
+            )
+        self._is_broken = False
+
+    def _refuse_broken(self) -> None:
+        if self._is_broken:
+            raise PublicationError("the last publication of weights failed; start again")
+
+    def _add(self, id: str, running: "_Running") -> None:
+        params = running.params
+        self.engine.add(
+            id,
+            [*running.prompt.tokens, *running.tokens],
+            SamplingParams(
+                max_tokens=params.max_tokens - len(running.tokens),
+                temperature=params.temperature,
+                seed=params.seed,
+                sampled_logprobs=True,
+                detokenize=False,
+            ),
+            media=[_media(item) for item in running.prompt.media],
+        )
+        self._running[id] = running
+        if self._stepping is None or self._stepping.done():
+            self._stepping = asyncio.get_running_loop().create_task(self._steps())
+
+    async def _steps(self) -> None:
+        while self._running and self.engine.has_work:
+            try:
+                events = self.engine.step()
+            except RuntimeError as error:
+                for running in self._running.values():
+                    if not running.future.done():
+                        running.future.set_exception(error)
+                raise
+            for event in events:
+                self._take(event)
+            await asyncio.sleep(0)
+
+    def _take(self, event: TokenEvent) -> None:
+        running = self._running.get(event.sequence.request.id)
+        if running is None:
+            return  # aborted
+        if event.token is not None:
+            assert event.logprobs is not None and event.logprobs.sampled is not None
+            running.tokens.append(event.token)
+            running.logprobs.append(event.logprobs.sampled)
+            running.versions.append(self.version)
+        if event.finish is not None and not running.future.done():
+            running.future.set_result(running.answer(event.finish, event.sequence.error))
+
+
+def copy_weights(ours: dict[str, nn.Parameter], sent: dict[str, Tensor]) -> None:
+    """Writes every tensor in place, so that what points at it stays valid."""
+    with torch.no_grad():
+        for name, tensor in ours.items():
+            tensor.copy_(sent[name])
+
+
+@dataclasses.dataclass
+class _Running:
+    """An answer that is being drawn."""
+
+    prompt: Prompt
+    params: SampleParams
+    future: asyncio.Future[Answer]
+    tokens: list[int] = dataclasses.field(default_factory=list[int])
+    logprobs: list[float] = dataclasses.field(default_factory=list[float])
+    versions: list[int] = dataclasses.field(default_factory=list[int])
+
+    def restart(self) -> None:
+        self.tokens, self.logprobs, self.versions = [], [], []
+
+    def answer(self, finish: str, error: str | None) -> Answer:
+        known = finish if finish in ("stop", "length") else "error"
+        return Answer(
+            tokens=self.tokens,
+            logprobs=self.logprobs,
+            versions=self.versions,
+            finish=known,
+            error=None if known == finish else (error or finish),
+        )
+
+
+def _media(item: MediaInput) -> Media:
+    inputs = torch.as_tensor(item.inputs)
+    digest = hashlib.blake2b(item.inputs.tobytes(), digest_size=16).digest()
+    return Media(
+        index=item.index, count=len(item.inputs), kind=item.kind, digest=digest, inputs=inputs
+    )

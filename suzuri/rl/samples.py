@@ -1,0 +1,83 @@
+"""A trajectory as samples: every token where it stood, and what the sampler said of those it drew.
+
+No torch here.
+"""
+
+# pyright: strict
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from suzuri.envs.env import Trajectory, Turn
+from suzuri.types import Array, MediaInput, Sample
+
+Weighting = Literal["tokens", "answers", "constant"]
+"""How much a drawn token counts: 1, so that long answers count more ("tokens", Yu et al., 2025);
+1 / the attempt's tokens, so that attempts count equally ("answers", Shao et al., 2024); 1 / the
+longest that an answer may be ("constant", Liu et al., "Dr. GRPO", 2025)."""
+
+
+def samples_of(
+    trajectory: Trajectory,
+    advantage: float | Sequence[Array],
+    *,
+    weighting: Weighting = "tokens",
+    longest: int = 1,
+) -> list[Sample]:
+    """One sample for each run of turns of which each prompt begins with the prompt and answer
+    before it, id by id; so usually one. `advantage`: of every drawn token, or [T] for each turn.
+
+    Fields of all samples, at the place that predicts the token: "target_tokens", "weights" (0 where
+    the token was not drawn), "logprobs" (of the sampler), "advantages". A place says nothing of
+    what was not drawn.
+    """
+    drawn = trajectory.num_answer_tokens
+    weight = {"tokens": 1.0, "answers": 1.0 / max(drawn, 1), "constant": 1.0 / longest}[weighting]
+    found: list[Sample] = []
+    run: list[tuple[Turn, float | Array]] = []
+    for place, turn in enumerate(trajectory.turns):
+        own = advantage if isinstance(advantage, int | float) else advantage[place]
+        if run and not _goes_on(run[-1][0], turn):
+            found.append(_sample(run, weight))
+            run = []
+        run.append((turn, own))
+    if run:
+        found.append(_sample(run, weight))
+    return [sample for sample in found if np.any(sample.inputs["weights"])]
+
+
+def versions_of(trajectory: Trajectory) -> list[int]:
+    """Versions of the weights that drew its tokens."""
+    return [version for turn in trajectory.turns for version in turn.answer.versions]
+
+
+def _goes_on(before: Turn, turn: Turn) -> bool:
+    known = [*before.prompt.tokens, *before.answer.tokens]
+    tokens = turn.prompt.tokens
+    is_longer = len(tokens) > len(known) and list(tokens[: len(known)]) == known
+    return is_longer and _is_beginning(before.prompt.media, turn.prompt.media)
+
+
+def _is_beginning(before: Sequence[MediaInput], media: Sequence[MediaInput]) -> bool:
+    return len(before) <= len(media) and all(
+        a.index == b.index and a.kind == b.kind and np.array_equal(a.inputs, b.inputs)
+        for a, b in zip(before, media, strict=False)
+    )
+
+
+def _sample(run: Sequence[tuple[Turn, float | Array]], weight: float) -> Sample:
+    last = run[-1][0]
+    tokens = [*last.prompt.tokens, *last.answer.tokens]
+    count = len(tokens)
+    fields = {name: np.zeros(count, np.float32) for name in ("weights", "logprobs", "advantages")}
+    for turn, advantage in run:
+        start = len(turn.prompt.tokens)
+        own = slice(start, start + len(turn.answer.tokens))
+        fields["weights"][own] = weight
+        fields["logprobs"][own] = turn.answer.logprobs
+        fields["advantages"][own] = advantage
+    inputs: dict[str, Array] = {name: values[1:] for name, values in fields.items()}
+    inputs["target_tokens"] = np.array(tokens[1:], np.int64)
+    return Sample(tokens=tokens[:-1], inputs=inputs, media=last.prompt.media)

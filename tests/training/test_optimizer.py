@@ -1,0 +1,56 @@
+"""The optimizer's step on a CPU: seen by what is kept of a weight, and equal on any threads."""
+
+import pytest
+import torch
+from torch import nn
+
+from suzuri.kernels import exact
+from suzuri.training.optimizer import Optimizer
+from suzuri.types import AdamParams
+from tests.kernels.compare import assert_same_bits, threads
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"wide": (300, 257), "odd": (7, 13), "one": (1,)}
+    return {
+        name: nn.Parameter(torch.randn(shape, generator=generator).to(dtype))
+        for name, shape in shapes.items()
+    }
+
+
+def stepped(subject: Optimizer, count: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(count):
+        for parameter in subject.parameters.values():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        subject.step(AdamParams(learning_rate=0.01, weight_decay=0.1, grad_clip_norm=1.0), 3.0)
+
+
+@DTYPES
+def test_the_kept_copy_of_a_weight_follows_a_step(dtype: torch.dtype) -> None:
+    held = parameters(dtype)
+    subject, weight = Optimizer(held.items()), held["wide"]
+    for _ in range(2):
+        before = exact.transposed(weight)
+        assert exact.transposed(weight) is before
+        stepped(subject, 1)
+        after = exact.transposed(weight)
+        assert (after != before).any()
+        assert_same_bits(torch.from_numpy(after), weight.detach().float().T.contiguous(), "kept")
+
+
+@DTYPES
+def test_a_step_has_equal_bits_on_any_number_of_threads(dtype: torch.dtype) -> None:
+    found: list[dict[str, torch.Tensor]] = []
+    for count in (1, 2, 3):
+        with threads(count):
+            subject = Optimizer(parameters(dtype).items())
+            stepped(subject, 3)
+            found.append(subject.state())
+    for other in found[1:]:
+        assert other.keys() == found[0].keys()
+        for name, x in other.items():
+            assert_same_bits(x, found[0][name], name)
