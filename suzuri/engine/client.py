@@ -193,7 +193,7 @@ class EngineClient:
         self,
         load: Load,
         *,
-        silent_seconds: float = 2.0,
+        silent_seconds: float = 1.75,
         stuck_seconds: float = 120.0,
         on_progress: Callable[[Progress], None] | None = None,
         worker: str = WORKER,

@@ -90,7 +90,9 @@ class ChatOutputParser:
         self.problems: Counter[str] = Counter()
         self._token_bytes = token_bytes
         self._tools = tools
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        assert isinstance(decoder, codecs.BufferedIncrementalDecoder)
+        self._decoder = decoder
         self._pieces: list[Piece] = []
         self._counts: Counter[str] = Counter()
         self._state: State = "header"
@@ -102,9 +104,29 @@ class ChatOutputParser:
             self._open(starts_in)
 
     @property
+    def block(self) -> State:
+        """What is open."""
+        return self._state
+
+    @property
     def is_in_content(self) -> bool:
         """Whether a block of the answer's text is open."""
         return self._state == "content"
+
+    def push_text(self, id: int) -> str | None:
+        """What `push` gives for one id of text within an open block: its text, "" where it ends
+        within a character. None, and nothing is taken, where there is more to it."""
+        state = self._state
+        if id >= FIRST_SPECIAL or state not in ("content", "reasoning") or self._finished:
+            return None
+        data, decoder = self._token_bytes(id), self._decoder
+        if decoder.buffer or not data.isascii():
+            text = decoder.decode(data)
+        else:
+            text = data.decode("ascii")
+        if text:
+            self._is_empty = False
+        return text
 
     def push(self, ids: Sequence[int]) -> list[Piece]:
         """Takes the next ids."""

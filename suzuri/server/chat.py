@@ -141,6 +141,22 @@ class Choice:
             self.finish = "tool_calls" if finish == "stop" and self.num_calls else finish
         return pieces
 
+    def push_text(self, token: int) -> tuple[str, str] | None:
+        """`push` for a token of text that is neither the first nor the last, in a fraction of its
+        time: the kind of its block, and its text. None, and nothing is taken, where there is more
+        to it."""
+        parser = self._parser
+        if not isinstance(parser, ChatOutputParser):
+            return None
+        text = parser.push_text(token)
+        if text is None:
+            return None
+        self.num_tokens += 1
+        kind = parser.block
+        if text and kind == "reasoning":
+            self.num_reasoning += 1
+        return kind, text
+
     def _has_text(self, event: Event) -> bool:
         """Whether the last token is to be read: a stop id's text is not shown."""
         token = event.token
@@ -274,10 +290,22 @@ async def chat_chunks(work: Work, body: ChatRequest) -> AsyncGenerator[bytes]:
     encode = msgspec.json.Encoder().encode
     plain = [_plain(choice.index, before, after) for choice in turn.choices]
     only_text = not (body.logprobs or body.return_token_ids)
+    is_simple = only_text and body.prompt_logprobs is None
     begun: set[int] = set()
     while not turn.is_over:
         _, events = await work.next()
         parts: list[bytes] = []
+        if is_simple and len(events) == 1 and events[0].index in begun:
+            (event,) = events
+            token = event.token
+            if token is not None and event.finish is None:
+                found = turn.choices[event.index].push_text(token)
+                if found is not None:
+                    kind, text = found
+                    if text:
+                        around = plain[event.index][kind]
+                        yield b"".join((around[0], encode(text), around[1]))
+                    continue
         for part in turn.parts(events):
             choice, _, pieces, ends = part
             index = choice.index

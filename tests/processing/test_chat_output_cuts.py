@@ -96,6 +96,41 @@ def test_what_the_renderer_writes_is_read_back(
             assert list(json.loads(found.arguments)) == sorted(block[2], key=str.encode)
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            blocks.map(rendered),
+            st.lists(st.integers(0, 255).map(lambda byte: BYTES[bytes([byte])]), max_size=6),
+            st.lists(st.sampled_from(sorted(SPECIAL_NAMES)), max_size=2),
+        ),
+        max_size=6,
+    ),
+    st.booleans(),
+)
+def test_the_short_way_for_text_reads_what_the_long_one_reads(
+    parts: list[list[int]], small: bool
+) -> None:
+    """Any ids, characters cut and bytes that are none included."""
+    given = [id for part in parts for id in part]
+    given = TINY.expand(given) if small else given
+    quick, slow = parser(), parser()
+    for id in given:
+        before, text = quick.block, quick.push_text(id)
+        found = quick.push([id]) if text is None else None
+        expected = slow.push([id])
+        if found is None:
+            assert id < FIRST_SPECIAL and before == quick.block
+            assert [(piece.kind, piece.text) for piece in expected] == [(before, text)] * bool(text)
+        else:
+            assert found == expected
+    assert quick.finish() == slow.finish()
+    assert (quick.cut, quick.unfinished, quick.problems) == (
+        slow.cut, slow.unfinished, slow.problems,
+    )  # fmt: skip
+    assert quick.push_text(0) is None, "nothing comes after the end"
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     texts, texts, st.lists(st.tuples(names, st.dictionaries(texts, values, max_size=3)), max_size=3)
