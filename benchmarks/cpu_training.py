@@ -4,13 +4,18 @@
 
 The second interpreter needs torch and transformers 5.23 (and what its Inkling imports: scipy,
 torchvision). Both train the same weights in fp32 with two threads on the same tokens: forward,
-cross-entropy of the next token, backward, AdamW. Steps are timed in turns; the medians are
-compared, and the losses of the first steps must agree. Cases: `base` (the golden checkpoint,
+cross-entropy of the next token, backward, AdamW. Each side takes a few steps in turn, the first of
+them untimed: after a rest a step takes longer, whoever takes it, and training does not rest. The
+medians are compared, and the losses of all steps must agree. Cases: `base` (the golden checkpoint,
 8 x 256 tokens) and `nano` (the shape of the small model, 4 x 256 tokens, random weights).
+
+Ours runs as the command `suzuri` does, whose idle threads sleep (docs/training.md); transformers
+with torch's defaults, or with `--passive` in the same way. CPU seconds are those of all threads.
 """
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -25,6 +30,8 @@ GOLDEN = ROOT / "tests" / "golden" / "base"
 THREADS = 2
 REST = 0.5
 """Seconds between two turns: idle threads of the other process still spin for a while."""
+STEPS = 4
+"""Of a turn; the first is not timed."""
 CASES = {"base": (8, 256), "nano": (4, 256)}
 LEARNING_RATE = 1e-4
 
@@ -52,7 +59,7 @@ def theirs() -> None:
     rows = 0
     for line in sys.stdin:
         words = json.loads(line)
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         loss = 0.0
         if "folder" in words:
             model = kind.from_pretrained(words["folder"], dtype=torch.float32).train()
@@ -66,18 +73,25 @@ def theirs() -> None:
             optimizer.step()
             optimizer.zero_grad()
             loss = float(total.detach())
-        print(json.dumps({"seconds": time.perf_counter() - start, "loss": loss}), flush=True)
+        answer = {"seconds": time.perf_counter() - start, "loss": loss}
+        print(json.dumps(answer | {"busy": time.process_time() - busy}), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--transformers-python")
     parser.add_argument("--theirs", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--passive", action="store_true", help="transformers' threads sleep too")
+    parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--json")
     options = parser.parse_args()
     if options.theirs:
         return theirs()
+
+    from suzuri.cli import let_idle_threads_sleep
+
+    as_given = dict(os.environ)
+    let_idle_threads_sleep()
 
     import numpy as np
     import torch
@@ -100,6 +114,7 @@ def main() -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            env=dict(os.environ) if options.passive else as_given,
         )
 
     def ask(words: dict[str, Any]) -> dict[str, float]:
@@ -123,6 +138,10 @@ def main() -> None:
 
     result: dict[str, Any] = {
         "machine": f"{platform.machine()}, {THREADS} threads, torch {torch.__version__}",
+        "idle_threads": {
+            "ours": "sleep, as the command has it",
+            "transformers": "sleep" if options.passive else "torch's default",
+        },
         "cases": {},
     }
     params = AdamParams(learning_rate=LEARNING_RATE, beta2=0.999, eps=1e-8)
@@ -146,27 +165,40 @@ def main() -> None:
             if other is not None:
                 ask({"case": case, "folder": str(path), "rows": rows})
             mine: list[float] = []
+            mine_busy: list[float] = []
             times: list[float] = []
+            busy: list[float] = []
             losses: list[tuple[float, float]] = []
-            for _ in range(options.steps):
+            for _ in range(options.turns):
                 time.sleep(REST)
-                start = time.perf_counter()
-                output = trainer.forward_backward(samples, "cross_entropy")
-                trainer.optim_step(params)
-                mine.append(time.perf_counter() - start)
-                if other is not None:
-                    time.sleep(REST)
+                own_losses: list[float] = []
+                for number in range(STEPS):
+                    start, before = time.perf_counter(), time.process_time()
+                    output = trainer.forward_backward(samples, "cross_entropy")
+                    trainer.optim_step(params)
+                    own_losses.append(output.loss_sum / output.weight_sum)
+                    if number:
+                        mine.append(time.perf_counter() - start)
+                        mine_busy.append(time.process_time() - before)
+                if other is None:
+                    continue
+                time.sleep(REST)
+                for number in range(STEPS):
                     answer = ask({})
-                    times.append(answer["seconds"])
-                    losses.append((output.loss_sum / output.weight_sum, answer["loss"]))
+                    losses.append((own_losses[number], answer["loss"]))
+                    if number:
+                        times.append(answer["seconds"])
+                        busy.append(answer["busy"])
         entry: dict[str, Any] = {
             "parameters": sum(p.numel() for p in model.parameters()),
             "tokens": count * length,
             "ours_s": [round(x, 4) for x in mine],
+            "ours_cpu_s": round(statistics.median(mine_busy), 4),
             "ours_tokens_per_s": round(count * length / statistics.median(mine), 1),
         }
         if times:
             entry["transformers_s"] = [round(x, 4) for x in times]
+            entry["transformers_cpu_s"] = round(statistics.median(busy), 4)
             entry["ratio"] = round(statistics.median(times) / statistics.median(mine), 2)
             entry["losses"] = [[round(x, 5) for x in pair] for pair in losses]
             entry["largest_difference_of_losses"] = max(abs(a - b) for a, b in losses)

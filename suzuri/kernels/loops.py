@@ -88,12 +88,15 @@ def add_tap(out, weight, source, first):
 
 @loop
 def swiglu_row(gate_up, y):
-    """y = silu(gate) * up of interleaved columns, unrounded."""
+    """y = silu(gate) * up of interleaved columns, unrounded. Exponentials of what lies side by side
+    vectorise."""
     gates, ups = gate_up[0::2], gate_up[1::2]
     for f in range(y.size):
-        gate = gates[f]
-        silu = gate / (np.float32(1.0) + np.float32(exp(-gate)))
-        y[f] = silu * ups[f]
+        y[f] = gates[f]
+    for f in range(y.size):
+        y[f] = y[f] / (np.float32(1.0) + np.float32(exp(-y[f])))
+    for f in range(y.size):
+        y[f] = y[f] * ups[f]
 
 
 tile_1, tile_2, tile_3, tile_4 = (make_tile(rows) for rows in (1, 2, 3, 4))
@@ -165,11 +168,25 @@ def _round(totals, rows, whole, shift, y, m, start, width):
 
 ROWS, COLUMNS, DEPTH = 128, 512, 64
 """Rows, columns and k of a product handled at once: what is read again lies in a cache."""
+PACKED_DEPTH = 128
+"""The k at once of weights that are copied first."""
 MANY_ROWS = 24
 """From so many rows on a panel of weights is copied first: fp64, each row beside the next."""
 WIDE = 1024
 """Fewer k at once of wider weights: their rows lie far apart, often in the same places of a cache.
 """
+
+
+APART = 8
+"""Columns between the rows of sums."""
+
+
+@loop
+def aligned(rows, columns):
+    """Room for fp64 numbers that begins with a line of a cache."""
+    room = np.empty(rows * columns + 8, np.float64)
+    first = (-room.ctypes.data // 8) % 8  # exact: an address
+    return room[first : first + rows * columns].reshape(rows, columns)
 
 
 @loop
@@ -233,11 +250,12 @@ def products(x, w, y, first, last):
     if rows == 2 and columns >= 2 * WIDTH:
         step = 2 * WIDTH  # of two rows there would be too few sums side by side
     packed = columns < LANES or (rows >= MANY_ROWS and step == WIDTH)
-    depth = DEPTH if packed or columns <= WIDE else DEPTH // 2
+    depth = DEPTH if columns <= WIDE else DEPTH // 2
+    depth = PACKED_DEPTH if packed else depth
     height, span = min(rows, ROWS), min(last - first, COLUMNS)
-    x64 = np.empty((height, min(depth, k_all)), np.float64)
-    totals = np.empty((height, (span + step - 1) // step * step), np.float64)
-    panel = np.empty((depth, step), np.float64) if packed else totals
+    x64 = aligned(height, min(depth, k_all))
+    totals = aligned(height, (span + step - 1) // step * step + APART)
+    panel = aligned(depth, step) if packed else totals
     if k_all == 0:
         totals[:] = 0.0
     for m in range(0, rows, ROWS):
@@ -251,15 +269,6 @@ def products(x, w, y, first, last):
             whole = (width - 1) // step * step
             shift = 0 if packed else max(start + whole + step - columns, 0)
             _round(totals, height, whole, shift, y, m, start, width)
-
-
-@loop
-def grouped_products(x, w, offsets, y, first, last):
-    """y[m] = x[m] @ w[e] for offsets[e] <= m < offsets[e + 1], experts first to last - 1."""
-    for e in range(first, last):
-        low, high = offsets[e], offsets[e + 1]
-        if high > low:
-            products(x[low:high], w[e], y[low:high], 0, w.shape[2])
 
 
 @loop

@@ -1,8 +1,9 @@
 """The innermost part of a product, as vector instructions: a few rows times a panel of columns, the
-fp64 sums kept in registers over K. A compiler does not keep a loop's array in registers by itself.
+sums kept in registers over K. A compiler does not keep a loop's array in registers by itself.
 
-Read `_emit` first. It does what `products` of loops.py promises: K in order, one product and one
-sum at a time. The length of a vector and the number of sums decide the speed only.
+Read `_emit` first. In fp64 it does what `products` of loops.py promises: K in order, one product
+and one sum at a time. The length of a vector and the number of sums decide the speed only. In fp32
+it is for gradients: twice as many numbers in a vector.
 """
 
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def _machine() -> tuple[int, int]:
 
 LANES, VECTORS = _machine()
 WIDTH = LANES * VECTORS
-"""Columns of a panel."""
+"""Columns of a panel; in fp32 it has twice as many."""
 
 
 class _Matrix:
@@ -71,12 +72,14 @@ def _emit(
     matrices: tuple[_Matrix, _Matrix, _Matrix],
     places: list[Any],
     is_exact: bool,
+    is_turned: bool,
 ) -> None:
     """The loop over K of `tile`. With `is_exact` a product and its sum may be one instruction."""
     (rows, vectors, lanes), (x, w, totals) = shape, matrices
     i, k, n, j, fresh, count = places
     flags = ("contract",) if is_exact else ()
-    wide = ir.VectorType(DOUBLE, lanes)
+    single = DOUBLE if totals.size == 8 else FLOAT
+    wide = ir.VectorType(single, lanes)
     nothing, everywhere = ir.Constant(wide, ir.Undefined), [0] * lanes
     lanes_of_one = ir.Constant(ir.VectorType(WORD, lanes), everywhere)
     tile = [(r, v) for r in range(rows) for v in range(vectors)]
@@ -85,9 +88,11 @@ def _emit(
         (r, v): totals.at(INT(r), builder.add(j, INT(lanes * v)), wide) for r, v in tile
     }
     zero = ir.Constant(wide, [0.0] * lanes)
-    begun = {at: builder.load(places_of_sums[at], align=8) for at in tile}
+    begun = {at: builder.load(places_of_sums[at], align=totals.size) for at in tile}
     begun = {at: builder.select(fresh, zero, begun[at]) for at in tile}
-    x_rows = [x.at(builder.add(i, INT(r)), INT(0), DOUBLE) for r in range(rows)]
+    lines = [builder.add(i, INT(r)) for r in range(rows)]
+    x_rows = [x.at(INT(0), r, BYTE) if is_turned else x.at(r, INT(0), BYTE) for r in lines]
+    x_step = x.row_bytes if is_turned else INT(x.size)
     w_first = w.at(k, n, BYTE)
 
     before, loop = builder.block, builder.append_basic_block("k")
@@ -96,7 +101,7 @@ def _emit(
     builder.position_at_end(loop)
     step, w_row = builder.phi(INT), builder.phi(BYTE.as_pointer())
     sums = {at: builder.phi(wide) for at in tile}
-    if w.size == 4 and vectors > 1:
+    if w.size < totals.size and vectors > 1:
         _fetch_ahead(builder, w_row, w.size * lanes * vectors)
     numbers: dict[int, Any] = {}
     weights: dict[int, Any] = {}
@@ -104,10 +109,10 @@ def _emit(
     # What there is less of stays in registers; the others are read when it is their turn.
     for r, v in tile if rows > vectors else sorted(tile, key=lambda at: at[1]):
         if v not in weights:
-            weights[v] = _vector(builder, w, w_row, v, lanes)
+            weights[v] = _vector(builder, w, w_row, v, wide)
         if r not in numbers:
-            place = moved(builder, x_rows[r], builder.mul(step, INT(8)), DOUBLE)
-            number = builder.load(place, align=8)
+            place = moved(builder, x_rows[r], builder.mul(step, x_step), single)
+            number = builder.load(place, align=x.size)
             number = builder.insert_element(nothing, number, WORD(0))
             numbers[r] = builder.shuffle_vector(number, nothing, lanes_of_one)
         product = builder.fmul(numbers[r], weights[v], flags=flags)
@@ -123,16 +128,15 @@ def _emit(
     builder.cbranch(builder.icmp_signed("<", next_step, count), loop, after)
     builder.position_at_end(after)
     for at in tile:
-        builder.store(joined[at], places_of_sums[at], align=8)
+        builder.store(joined[at], places_of_sums[at], align=totals.size)
 
 
-def _vector(builder: Any, w: _Matrix, row: Any, v: int, lanes: int) -> Any:
-    """Vector v of a row of weights, in fp64."""
-    wide = ir.VectorType(DOUBLE, lanes)
-    kind = wide if w.size == 8 else ir.VectorType(FLOAT, lanes)
-    place = moved(builder, row, INT(w.size * lanes * v), kind)
+def _vector(builder: Any, w: _Matrix, row: Any, v: int, wide: Any) -> Any:
+    """Vector v of a row of weights, as the sums are."""
+    kind = ir.VectorType(DOUBLE if w.size == 8 else FLOAT, wide.count)
+    place = moved(builder, row, INT(w.size * wide.count * v), kind)
     found = builder.load(place, align=w.size)
-    return found if w.size == 8 else builder.fpext(found, wide)
+    return found if kind == wide else builder.fpext(found, wide)
 
 
 def _fetch_ahead(builder: Any, row: Any, num_bytes: int) -> None:
@@ -145,14 +149,18 @@ def _fetch_ahead(builder: Any, row: Any, num_bytes: int) -> None:
         builder.call(fetch, [place, WORD(0), WORD(3), WORD(1)])
 
 
-def make_tile(rows: int, vectors: int = VECTORS, lanes: int = LANES) -> Callable[..., None]:
+def make_tile(
+    rows: int, vectors: int = VECTORS, lanes: int = LANES, *, is_turned: bool = False
+) -> Callable[..., None]:
     """A part of compiled loops: tile(x, i, w, k, n, totals, j, fresh, count, source) adds
     x[i : i + rows, : count] @ w[k : k + count, n : n + width] to the same rows of totals, columns
-    from j on, or writes it there if `fresh`; width = vectors * lanes.
+    from j on, or writes it there if `fresh`; width = vectors * lanes. With `is_turned` x is read by
+    columns: x[: count, i : i + rows] transposed.
 
     x and totals are fp64, w fp32 or fp64; the columns of each lie side by side. Nothing is checked:
     all of it must be there, and count >= 1. Where `source` is an array of fp32 numbers, x and w
-    hold such numbers only: their products are exact.
+    hold such numbers only: their products are exact. Or all are fp32, for gradients: the sums then
+    are too, and the width is twice as large.
     """
 
     def tile(typing, x, i, w, k, n, totals, j, fresh, count, source) -> Any:
@@ -166,7 +174,8 @@ def make_tile(rows: int, vectors: int = VECTORS, lanes: int = LANES) -> Callable
             totals.data = totals.at(i, INT(0), BYTE)
             places = [i, k, n, j, values[7], count]
             is_exact = kinds[9].dtype == numba_types.float32
-            _emit(builder, (rows, vectors, lanes), (x, w, totals), places, is_exact)
+            shape = (rows, vectors, lanes * 8 // totals.size)
+            _emit(builder, shape, (x, w, totals), places, is_exact, is_turned)
             return context.get_dummy_value()
 
         arguments = (x, i, w, k, n, totals, j, fresh, count, source)

@@ -74,7 +74,9 @@ NUMPY = {
 one way, or does not round. (+ - * / are the operators: a ufunc by name could be told to sum.)"""
 ARRAY_METHODS = {"numpy", "copy", "view"}
 ARRAY_VALUES = {"size"}
-ARRAY_FILES = {"suzuri/kernels/arrays.py", "suzuri/kernels/exact.py", "suzuri/kernels/loops.py"}
+ARRAY_FILES = {
+    f"suzuri/kernels/{name}.py" for name in ("arrays", "exact", "loops", "gradient_products")
+}
 """May import NumPy, as every cpu.py may."""
 BUILTINS_TO_AVOID = {"eval", "exec", "getattr", "globals", "locals", "pow", "vars", "__import__"}
 

@@ -214,3 +214,15 @@ def test_no_rows():
     moe_experts(**given).sum().backward()
     for name in TRAINED:
         assert_same_bits(given[name].grad, torch.zeros_like(none[name]), name)
+
+
+@each_low_dtype
+def test_a_graph_that_is_walked_twice_gives_the_same_gradients(dtype: torch.dtype):
+    """What the forward kept is not written over."""
+    given = leaves(cases.build("tiny", dtype, generator(12)), TRAINED)
+    out, inputs = moe_experts(**given), [given[name] for name in TRAINED]
+    grad = torch.randn(out.shape, generator=generator(13)).to(dtype)
+    first = torch.autograd.grad(out, inputs, grad, retain_graph=True)
+    second = torch.autograd.grad(out, inputs, grad)
+    for name, a, b in zip(TRAINED, second, first, strict=True):
+        assert_same_bits(a, b, name)

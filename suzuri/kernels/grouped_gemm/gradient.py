@@ -1,7 +1,7 @@
 """The grouped product with a gradient, and the three products that the backward of experts needs.
 
-On a CPU a library call per expert that has rows; on a GPU our kernels, which find the rows of an
-expert from the offsets there: the host never waits for them.
+On a CPU by loops (cpu.py), for fp64 a library call per expert that has rows; on a GPU our kernels,
+which find the rows of an expert from the offsets there: the host never waits for them.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from suzuri.kernels import exact
+from suzuri.kernels import dispatch, exact
 from suzuri.kernels.grouped_gemm import grouped_gemm
 
 
@@ -69,6 +69,10 @@ def of_inputs(grad_MF: Tensor, weight_EFK: Tensor, offsets_E1: Tensor) -> Tensor
         from suzuri.kernels.grouped_gemm import kernel
 
         return kernel.of_inputs(grad_MF.to(weight_EFK.dtype), weight_EFK, offsets_E1)
+    if dispatch.use_cpu(weight_EFK, grad_MF):
+        from suzuri.kernels.grouped_gemm import cpu
+
+        return cpu.of_inputs(grad_MF, weight_EFK, offsets_E1)
     grad_MF, weight_EFK = grad_MF.to(wide), weight_EFK.to(wide)
     grad_MK = grad_MF.new_empty(grad_MF.shape[0], weight_EFK.shape[2])
     for e, rows in _runs(offsets_E1):
@@ -85,6 +89,10 @@ def of_weights(grad_MF: Tensor, x_MK: Tensor, offsets_E1: Tensor) -> Tensor:
         from suzuri.kernels.grouped_gemm import kernel
 
         return kernel.of_weights(grad_MF.to(x_MK.dtype), x_MK, offsets_E1)
+    if dispatch.use_cpu(x_MK, grad_MF):
+        from suzuri.kernels.grouped_gemm import cpu
+
+        return cpu.of_weights(grad_MF, x_MK, offsets_E1)
     grad_MF, x_MK = grad_MF.to(wide), x_MK.to(wide)
     shape = (offsets_E1.shape[0] - 1, grad_MF.shape[1], x_MK.shape[1])
     grad_EFK = grad_MF.new_empty(shape)

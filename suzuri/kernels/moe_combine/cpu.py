@@ -5,15 +5,17 @@ from torch import Tensor
 
 from suzuri.kernels import exact
 from suzuri.kernels.arrays import array, empty, tensor
-from suzuri.kernels.compiled import loop
+from suzuri.kernels.compiled import loop, spread
+
+WORK = 6
+"""Of one number of a slot, in multiplications: it comes from far away."""
 
 
 @loop
-def combine_rows(y, inverse, weights, out):
-    """What `moe_combine` returns, unrounded, written into `out`."""
-    tokens, slots = weights.shape
-    width = y.shape[1]
-    for n in range(tokens):
+def combine_rows(y, inverse, weights, out, first, last):
+    """What `moe_combine` returns, unrounded, for tokens `first` to `last`, written into `out`."""
+    slots, width = weights.shape[1], y.shape[1]
+    for n in range(first, last):
         row = out[n]
         source, weight = y[inverse[n * slots]], weights[n, 0]
         for d in range(width):
@@ -29,5 +31,6 @@ def moe_combine(
 ) -> Tensor:
     y = array(exact.widen(y_MD).contiguous())
     out = empty(weights_NJ.shape[0], y.shape[1])
-    combine_rows(y, array(inverse_M), exact.widened(weights_NJ), out)
+    given = (y, array(inverse_M), exact.widened(weights_NJ), out)
+    spread(WORK * y.size, len(out), lambda first, last: combine_rows(*given, first, last))
     return tensor(out, out_dtype)

@@ -9,7 +9,7 @@ from suzuri.kernels.arrays import array, empty, tensor
 from suzuri.kernels.compiled import SMALL_PRODUCT, loop, spread
 from suzuri.kernels.loops import exp, products, round_row, swiglu_row, tree
 from suzuri.kernels.moe_combine.cpu import combine_rows
-from suzuri.kernels.moe_permute.cpu import sort_rows
+from suzuri.kernels.moe_permute.cpu import copy_rows, sort_slots
 
 
 def is_small(weights_NJ: Tensor, gate_up_EFD: Tensor) -> bool:
@@ -30,7 +30,8 @@ def _experts(x, chosen, weights, gate_up, down, low_precision, out):
             experts[n, j] = num_experts - slots + j
     sorted_x, order = np.empty((rows, width), np.float32), np.empty(rows, np.int64)
     inverse, offsets = np.empty(rows, np.int64), np.empty(num_experts + 1, np.int64)
-    sort_rows(x, experts, num_experts, sorted_x, order, inverse, offsets)
+    sort_slots(experts, num_experts, order, inverse, offsets)
+    copy_rows(x, order, slots, sorted_x, 0, rows)
     middle = np.empty((rows, doubled), np.float32)
     hidden = np.empty((rows, hidden_width), np.float32)
     y = np.empty((rows, width), np.float32)
@@ -47,7 +48,7 @@ def _experts(x, chosen, weights, gate_up, down, low_precision, out):
     if low_precision:
         for m in range(rows):
             round_row(y[m])
-    combine_rows(y, inverse, weights, out)
+    combine_rows(y, inverse, weights, out, 0, tokens)
 
 
 def moe_experts(
@@ -71,15 +72,15 @@ def moe_experts(
 
 
 @loop
-def _middle(gate_up, grad_hidden, weights, low_precision, of_slots, first, last):
-    """What `gradient.middle` returns, for some rows: gate_up becomes its gradient, grad_hidden the
-    weighted hidden units."""
+def _middle(gate_up, grad_hidden, weights, low_precision, of_slots, out, first, last):
+    """What `gradient.middle` returns, for some rows: `out` becomes the gradient of gate_up,
+    grad_hidden the weighted hidden units."""
     width = grad_hidden.shape[1]
     gate, up = np.empty(width, np.float32), np.empty(width, np.float32)
     hidden, opened = np.empty(width, np.float32), np.empty(width, np.float32)
     terms = np.empty(width, np.float32)
     for m in range(first, last):
-        row, grads, weight = gate_up[m], grad_hidden[m], weights[m]
+        row, grads, weight, found = gate_up[m], grad_hidden[m], weights[m], out[m]
         for f in range(width):
             gate[f], up[f] = row[2 * f], row[2 * f + 1]
         for f in range(width):
@@ -97,7 +98,7 @@ def _middle(gate_up, grad_hidden, weights, low_precision, of_slots, first, last)
             gate[f] = gate[f] * opened[f] * grad
             up[f] = up[f] * opened[f] * slope * grad
         for f in range(width):
-            row[2 * f], row[2 * f + 1] = up[f], gate[f]
+            found[2 * f], found[2 * f + 1] = up[f], gate[f]
         of_slots[m] = tree(terms, width)
 
 
@@ -110,7 +111,8 @@ def middle(
 ) -> tuple[Tensor, Tensor, Tensor]:
     of_slots = empty(weights_M.shape[0])
     gate_up, grad_hidden = array(gate_up_MF2), array(grad_hidden_MF)
-    given = (gate_up, grad_hidden, array(weights_M), dtype == torch.bfloat16, of_slots)
+    out = empty(*gate_up.shape)
+    given = (gate_up, grad_hidden, array(weights_M), dtype == torch.bfloat16, of_slots, out)
     work = WORK * grad_hidden.size
     spread(work, len(of_slots), lambda first, last: _middle(*given, first, last))
-    return tensor(of_slots), grad_hidden_MF, gate_up_MF2
+    return tensor(of_slots), grad_hidden_MF, tensor(out)

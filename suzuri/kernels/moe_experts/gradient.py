@@ -1,9 +1,9 @@
 """All experts with a gradient, in one Function.
 
-Saved: the inputs and no more. The backward sorts again and multiplies for gate and up again: one
-product more than the four that it needs anyway (a twentieth of forward and backward on a CPU; to
-keep them would cost 2F fp32 numbers a slot for the life of the graph). The slot outputs are not
-needed: with g = down^T @ grad, unweighted, the gradient of a slot's weight is g . hidden.
+Saved: the inputs, and on a CPU gate and up of every slot, 2F fp32 numbers: to multiply for them
+again takes a twentieth of a step there. A GPU's memory is dearer: its backward sorts and multiplies
+again. The slot outputs are not needed: with g = down^T @ grad, unweighted, the gradient of a slot's
+weight is g . hidden.
 """
 
 from typing import Any
@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 from suzuri.kernels import dispatch, exact
 from suzuri.kernels.grouped_gemm.gradient import of_inputs, of_weights, product
 from suzuri.kernels.moe_experts import moe_experts
-from suzuri.kernels.moe_experts.reference import with_shared
-from suzuri.kernels.moe_permute import moe_permute
+from suzuri.kernels.moe_experts.reference import with_parts, with_shared
+from suzuri.kernels.moe_permute import Permutation, moe_permute
 from suzuri.kernels.moe_permute.gradient import sum_slots
 
 
@@ -30,22 +30,32 @@ class MoeExperts(torch.autograd.Function):
         gate_up_EFD: Tensor,
         down_EDF: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
-        return moe_experts(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
+        given = (x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
+        if x_ND.is_cpu:
+            # The parts of the op, in the same bits, whatever their size.
+            out_ND, (order, gate_up_MF2) = with_parts(*given)
+            ctx.save_for_backward(*given, *order, gate_up_MF2)
+            return out_ND
+        ctx.save_for_backward(*given)
+        return moe_experts(*given)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF = ctx.saved_tensors
+        x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF, *parts = ctx.saved_tensors
         needs_x, _, needs_weights, needs_gate_up, needs_down = ctx.needs_input_grad
         num_experts, slots = gate_up_EFD.shape[0], weights_NJ.shape[1]
-        experts_NJ = with_shared(experts_NK, slots, num_experts)
-        rows_MD, order = moe_permute(x_ND, experts_NJ, num_experts=num_experts)
+        if parts:
+            order, gate_up_MF2 = Permutation(*parts[:3]), parts[3]
+            rows_MD = x_ND.index_select(0, order.order_M // slots)
+        else:
+            experts_NJ = with_shared(experts_NK, slots, num_experts)
+            rows_MD, order = moe_permute(x_ND, experts_NJ, num_experts=num_experts)
+            gate_up_MF2 = product(rows_MD, gate_up_EFD, order.offsets_E1)
         offsets_E1 = order.offsets_E1
         grad_rows_MD = grads[0].index_select(0, order.order_M // slots)
         weights_M = exact.widen(weights_NJ).reshape(-1).index_select(0, order.order_M)
 
-        gate_up_MF2 = product(rows_MD, gate_up_EFD, offsets_E1)
         grad_hidden_MF = of_inputs(grad_rows_MD, down_EDF, offsets_E1)
         of_slots_M, weighted_MF, grad_gate_up_MF2 = middle(
             gate_up_MF2, grad_hidden_MF, weights_M, x_ND.dtype
@@ -70,7 +80,8 @@ def middle(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What lies between the products of the slots, all in at least fp32: the gradient of every
     slot's weight, the hidden units (rounded to `dtype`) times that weight, and the gradient of gate
-    and up. The gradient of the hidden units comes without the weight. Arguments are overwritten.
+    and up. The gradient of the hidden units comes without the weight, and is overwritten; on a GPU
+    gate and up are too.
 
     A GPU's kernel rounds the gradient of gate and up to `dtype`: both products there take it so."""
     if dispatch.use_cpu(gate_up_MF2):

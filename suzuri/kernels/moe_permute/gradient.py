@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from suzuri.kernels import exact
+from suzuri.kernels import dispatch, exact
 from suzuri.kernels.moe_permute import moe_permute
 
 
@@ -36,6 +36,10 @@ class MoePermute(torch.autograd.Function):
 
 def sum_slots(rows_MD: Tensor, places_NJ: Tensor) -> Tensor:
     """sum over j, ascending, of rows[places[n, j]] in at least fp32: [N, D]."""
+    if dispatch.use_cpu(rows_MD):
+        from suzuri.kernels.moe_permute import cpu
+
+        return cpu.sum_slots(rows_MD, places_NJ)
     total_ND = exact.widen(rows_MD.index_select(0, places_NJ[:, 0]))
     for slot in range(1, places_NJ.shape[1]):
         total_ND = total_ND + rows_MD.index_select(0, places_NJ[:, slot])

@@ -26,8 +26,7 @@ INFINITY = 0x7F800000
 """Bits in fp32; those of a finite number are less, without their sign."""
 LOT = 16
 """Keys whose shares are computed at once."""
-INF = np.float32(np.inf)
-EMPTY, ZERO, ONE = np.float32(EMPTY_MAX), np.float32(0.0), np.float32(1.0)
+EMPTY, ZERO, ONE, INF = (np.float32(x) for x in (EMPTY_MAX, 0.0, 1.0, np.inf))
 
 
 @loop
@@ -57,29 +56,30 @@ def product(x, i, left, rows, w, k, count, first, last, shift, out, o, source):
     first + shift : last + shift], at most 4 rows, as micro.make_tile does it.
 
     Up to WIDTH more columns are written, and of 3 rows a fourth, but none beyond the width of
-    `out`; w + shift must be as wide.
+    `out`; w + shift must be as wide. With all in fp32, for gradients, vectors are twice as long.
     """
     x, out = x[i:, left:], out[o:]
-    columns = out.shape[1]
-    n = first // HALF * HALF
+    size = out.itemsize  # exact: bytes of a number
+    columns, half, width = out.shape[1], 8 * HALF // size, 8 * WIDTH // size
+    n = first // half * half
     while n < last:
-        if last - n > HALF and n + WIDTH <= columns:
+        if last - n > half and n + width <= columns:
             if rows == 1:
                 tile_1(x, 0, w, k, n + shift, out, n, True, count, source)
             elif rows == 2:
                 tile_2(x, 0, w, k, n + shift, out, n, True, count, source)
             else:
                 tile_4(x, 0, w, k, n + shift, out, n, True, count, source)
-            n += WIDTH
+            n += width
         else:
-            at = min(n, columns - HALF)
+            at = min(n, columns - half)
             if rows == 1:
                 half_1(x, 0, w, k, at + shift, out, at, True, count, source)
             elif rows == 2:
                 half_2(x, 0, w, k, at + shift, out, at, True, count, source)
             else:
                 half_4(x, 0, w, k, at + shift, out, at, True, count, source)
-            n += HALF
+            n += half
 
 
 @loop

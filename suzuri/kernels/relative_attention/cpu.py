@@ -1,5 +1,5 @@
 """As reference.py: the loops of paged_attention, over pages into which the keys are copied first.
-And the gradient: the formula of gradient.py in fp64, for BLOCK query rows at once.
+And the gradient: the formula of gradient.py in fp32, for BLOCK query rows at once.
 """
 
 from itertools import accumulate, pairwise
@@ -12,8 +12,8 @@ from torch import Tensor
 from suzuri.kernels import exact
 from suzuri.kernels.arrays import array, tensor
 from suzuri.kernels.compiled import loop, number, spread, words
+from suzuri.kernels.gradient_products import fp32_room
 from suzuri.kernels.kept import kept
-from suzuri.kernels.loops import exp
 from suzuri.kernels.paged_attention import cpu as paged
 from suzuri.kernels.paged_attention.cpu import HALF, LOT, product
 from suzuri.kernels.relative_attention.reference import EMPTY_MAX, TILE
@@ -82,6 +82,14 @@ def _paged(x_NUC: Tensor, layout: _Layout) -> Tensor:
 
 
 @loop
+def _room(rows, columns):
+    """Zeros: what products read beside the numbers that count must be finite."""
+    zeros = fp32_room(rows, columns)
+    zeros[:] = np.float32(0.0)
+    return zeros
+
+
+@loop
 def _columns(x, first, rows, head, factor, out):
     """out[c, i] = x[first + i, head, c] * factor."""
     channels = x.shape[2]
@@ -141,6 +149,25 @@ def _add(x, rows, first, last, out, start):
             b[j] += a[j]
 
 
+@loop
+def quick_exp(x):
+    """exp of an fp32 number that is not positive, within two units in the last place."""
+    x = max(x, np.float32(-87.0))
+    shifted = x * np.float32(1.4426950408889634) + np.float32(12582912.0)
+    power = shifted - np.float32(12582912.0)
+    rest = x - power * np.float32(0.693145751953125)
+    rest = rest - power * np.float32(1.4286068203094172e-06)
+    y = np.float32(1 / 720)
+    y = y * rest + np.float32(1 / 120)
+    y = y * rest + np.float32(1 / 24)
+    y = y * rest + np.float32(1 / 6)
+    y = y * rest + np.float32(0.5)
+    y = y * rest + ONE
+    y = y * rest + ONE
+    bits = (np.float32(shifted).view(np.int32) + np.int32(127)) << np.int32(23)
+    return y * np.int32(bits).view(np.float32)
+
+
 def _share(p, ds, bias, m, i, low, high, width, reach, skewed, first, lanes):
     """Row i of p: scores become weights; of ds: derivatives of the weights become those of the
     scores. The row sees keys `low` to `high` of `width`; skewed[i] is ds by distance, from column
@@ -161,17 +188,17 @@ def _share(p, ds, bias, m, i, low, high, width, reach, skewed, first, lanes):
         z = p[i][start : start + LOT]
         for j in range(LOT):
             lanes[j] = z[j] if z[j] > lanes[j] else lanes[j]
-    top = np.float64(EMPTY_MAX)
+    top = np.float32(EMPTY_MAX)
     for j in range(LOT):
         top = lanes[j] if lanes[j] > top else top
-    total, mean = 0.0, 0.0
+    total, mean = np.float32(0.0), np.float32(0.0)
     x, y, whole = p[i][low:high], ds[i][low:high], p[i][begin:end]
     for j in range(whole.size):
-        whole[j] = exp(whole[j] - top)
+        whole[j] = quick_exp(whole[j] - top)
     for j in range(x.size):
         total += x[j]
         mean += x[j] * y[j]
-    scale = 1.0 / total
+    scale = ONE / total
     mean *= scale
     for j in range(x.size):
         x[j] *= scale
@@ -219,7 +246,7 @@ def _quads(
 ):
     """Fills p, ds, skewed and dquery of `count` rows; row i is key n - first_key + i."""
     channels, width, reach = query.shape[1], branch.shape[1], skewed.shape[1] - SLACK
-    lanes = np.empty(LOT, np.float64)
+    lanes = np.empty(LOT, np.float32)
     keys_here = n + count - first_key
     for i in range(0, count, 4):
         rows = min(4, count - i)
@@ -259,7 +286,7 @@ def _add_to_keys(
 ):
     """Row i of p and ds belongs to the key in column before + i, and sees `distances` at most."""
     channels = dkeys.shape[0]
-    step = HALF if distances <= 2 * HALF else 2 * HALF
+    step = 2 * HALF if distances <= 4 * HALF else 4 * HALF
     for j in range(0, width, step):
         end = min(j + step, width)
         first, last = max(j - before, 0), min(end - before + distances - 1, count)
@@ -283,6 +310,7 @@ def _backward(
     grad,
     starts,
     groups,
+    parts,
     window,
     begin,
     end,
@@ -293,12 +321,12 @@ def _backward(
     dproj,
     source,
 ):
-    """Units `begin` to `end` of one part: unit n is KV head n % U of group n // U, the sequences
-    groups[g] .. groups[g + 1]."""
+    """Parts `begin` to `end`, part x the units parts[x] to parts[x + 1]: unit n is KV head n % U of
+    group n // U, the sequences groups[g] .. groups[g + 1]."""
     heads, channels = q.shape[1], q.shape[2]
     kv_heads, width, reach = k.shape[1], r.shape[2], proj_t.shape[0]
     most, longest = 0, 0
-    for unit in range(begin, end):
+    for unit in range(parts[begin], parts[end]):
         first, last = groups[unit // kv_heads], groups[unit // kv_heads + 1]
         most = max(most, starts[last] - starts[first])
         for s in range(first, last):
@@ -306,18 +334,20 @@ def _backward(
     longest = longest if window <= 0 else min(longest, window)
     size, wide = most + BLOCK + SLACK, longest + BLOCK + SLACK
     factor = ONE / np.float32(channels)
-    keys = np.zeros((size, channels + SLACK))
-    keys_t, values_t = np.zeros((channels, size)), np.zeros((channels, size))
-    dkeys, dvalues = np.zeros((channels, size)), np.zeros((channels, size))
-    query, outer = np.zeros((BLOCK + 4, channels)), np.zeros((BLOCK + 4, channels))
-    query_t, outer_t = np.zeros((channels + 4, BLOCK)), np.zeros((channels + 4, BLOCK))
-    branch, branch_t = np.zeros((BLOCK + 4, width)), np.zeros((width + 4, BLOCK))
-    p, ds = np.zeros((BLOCK + 4, wide)), np.zeros((BLOCK + 4, wide))
-    bias, skewed = np.zeros((8, reach + SLACK)), np.zeros((BLOCK + 4, reach + SLACK))
-    dquery, dbranch = np.zeros((BLOCK + 8, channels + SLACK)), np.zeros((BLOCK + 8, width + SLACK))
-    part, dbank = np.zeros((channels + 4, wide)), np.zeros((width + 4, reach + SLACK))
+    keys, high = _room(size, channels + SLACK), BLOCK + 4
+    keys_t, values_t = _room(channels, size), _room(channels, size)
+    dkeys, dvalues = _room(channels, size), _room(channels, size)
+    query, outer = _room(high, channels), _room(high, channels)
+    query_t, outer_t = _room(channels + 4, BLOCK), _room(channels + 4, BLOCK)
+    branch, branch_t = _room(high, width), _room(width + 4, BLOCK)
+    p, ds, part = _room(high, wide), _room(high, wide), _room(channels + 4, wide)
+    bias, skewed = _room(8, reach + SLACK), _room(high, reach + SLACK)
+    dquery, dbranch = _room(BLOCK + 8, channels + SLACK), _room(BLOCK + 8, width + SLACK)
+    dbank, owner = _room(width + 4, reach + SLACK), begin
     positions = np.empty(size, np.int64)
-    for unit in range(begin, end):
+    for unit in range(parts[begin], parts[end]):
+        while unit >= parts[owner + 1]:
+            owner += 1
         group, u = unit // kv_heads, unit % kv_heads
         first = starts[groups[group]]
         rows = starts[groups[group + 1]] - first
@@ -379,24 +409,11 @@ def _backward(
                     source,
                 )
                 for i in range(0, count, 4):
-                    product(
-                        skewed,
-                        i,
-                        near,
-                        4,
-                        proj_t,
-                        near,
-                        reach - near,
-                        0,
-                        width,
-                        0,
-                        dbranch,
-                        i,
-                        source,
-                    )
+                    span = reach - near
+                    product(skewed, i, near, 4, proj_t, near, span, 0, width, 0, dbranch, i, source)
                 for b in range(0, width, 4):
                     product(branch_t, b, 0, 4, skewed, 0, count, near, reach, 0, dbank, b, source)
-                _add(dbank, width, near, reach, dproj, 0)
+                _add(dbank, width, near, reach, dproj[owner], 0)
                 _write_lines(dquery, count, factor, dq, first + n, h)
                 _write_lines(dbranch, count, ONE, dr, first + n, h)
         _write_columns(dkeys, rows, dk, first, u)
@@ -448,15 +465,16 @@ def relative_attention_backward(
     dproj = np.zeros((len(parts) - 1, *proj_BE.shape), np.float64)
     # The bank by key: distance 0 last.
     width, reach = proj_BE.shape
-    banks = (np.zeros((width, reach + SLACK)), np.zeros((reach, width + SLACK)))
+    banks = (
+        np.zeros((width, reach + SLACK), np.float32),
+        np.zeros((reach, width + SLACK), np.float32),
+    )
     banks[0][:, :reach] = exact.widened(proj_BE)[:, ::-1]
     banks[1][:, :width] = banks[0][:, :reach].T
-    given = (q, k, v, r, *banks, grad, array(seq_starts_S1), np.asarray(groups))
+    given = (q, k, v, r, *banks, grad, array(seq_starts_S1), np.asarray(groups), np.asarray(parts))
 
     def run(first: int, last: int) -> None:
-        for part in range(first, last):
-            begin, end = parts[part], parts[part + 1]
-            _backward(*given, window or 0, begin, end, dq, dk, dv, dr, dproj[part], dq)
+        _backward(*given, window or 0, first, last, dq, dk, dv, dr, dproj, dq)
 
     longest = max(end - begin for begin, end in pairwise(starts))
     work = 5 * q.size * min(longest, window or longest)

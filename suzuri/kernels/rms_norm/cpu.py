@@ -11,10 +11,9 @@ from suzuri.kernels.loops import norm_row
 
 
 @loop
-def _norm(x, weight, eps, y):
-    rows, width = x.shape
-    squares = np.empty(width, np.float32)
-    for n in range(rows):
+def _norm(x, weight, eps, y, first, last):
+    squares = np.empty(x.shape[1], np.float32)
+    for n in range(first, last):
         norm_row(x[n], weight, eps, squares, y[n])
 
 
@@ -24,16 +23,16 @@ BLOCK = 64
 
 
 @loop
-def _norm_narrow(x, weight, eps, y):
+def _norm_narrow(x, weight, eps, y, begin, stop):
     """As _norm: the same tree for every row, side by side for many rows, which vectorises."""
-    rows, width = x.shape
+    width = x.shape[1]
     squares, scales = np.empty((width, BLOCK), np.float32), np.empty(BLOCK, np.float32)
     squares[:] = 0.0
     top = 1
     while top * 2 < width:
         top *= 2
-    for first in range(0, rows, BLOCK):
-        count = min(BLOCK, rows - first)
+    for first in range(begin, stop, BLOCK):
+        count = min(BLOCK, stop - first)
         for r in range(count):
             row = x[first + r]
             for d in range(width):
@@ -59,7 +58,8 @@ def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float, out_dtype: torch.dtype)
     y = empty(*x.shape)
     rows = (-1, x.shape[-1])
     run = _norm_narrow if x.shape[-1] <= NARROW else _norm
-    run(x.reshape(rows), exact.widened(weight_D), eps, y.reshape(rows))
+    given = (x.reshape(rows), exact.widened(weight_D), eps, y.reshape(rows))
+    spread(6 * x.size, len(given[0]), lambda first, last: run(*given, first, last))
     return tensor(y, out_dtype)
 
 

@@ -7,19 +7,22 @@ from torch.nn.functional import logsigmoid
 
 from suzuri.kernels import exact
 from suzuri.kernels.arrays import array, empty, tensor
-from suzuri.kernels.compiled import loop
+from suzuri.kernels.compiled import loop, spread
 from suzuri.kernels.loops import exp, products, tree
+
+WORK = 40
+"""Of one score, in multiplications."""
 
 
 @loop
-def _choose(x, weight, bias, logits, experts, raw):
+def _choose(x, weight, bias, logits, experts, raw, first, last):
     """The logits; the k largest biased scores of each row, lowest id first on ties, NaN above all
     (so has it torch.sort), in ascending order; the raw logits of these and the shared ones."""
-    rows, k = experts.shape
+    k = experts.shape[1]
     routed, shared = bias.size, logits.shape[1] - bias.size
-    products(x, weight, logits, 0, logits.shape[1])
+    products(x[first:last], weight, logits[first:last], 0, logits.shape[1])
     score, is_free = np.empty(routed, np.float32), np.empty(routed, np.bool_)
-    for n in range(rows):
+    for n in range(first, last):
         for e in range(routed):
             sigmoid = np.float32(1.0) / (np.float32(1.0) + np.float32(exp(-logits[n, e])))
             score[e] = sigmoid + bias[e]
@@ -72,7 +75,9 @@ def router(
     logits = empty(len(x), num_rows)
     experts = np.empty((len(x), num_experts_per_token), np.int64)
     raw = empty(len(x), num_experts_per_token + num_rows - bias_R.shape[0])
-    _choose(x, exact.transposed(weight_ED), exact.widened(bias_R), logits, experts, raw)
+    given = (x, exact.transposed(weight_ED), exact.widened(bias_R), logits, experts, raw)
+    work = logits.size * (x.shape[1] + WORK)
+    spread(work, len(x), lambda first, last: _choose(*given, first, last))
     log_NJ = logsigmoid(tensor(raw))
     _weigh(array(log_NJ), route_scale, exact.widened(global_scale_1), raw)
     return torch.from_numpy(experts), tensor(raw), tensor(logits)

@@ -9,10 +9,13 @@ from suzuri.kernels.arrays import array, empty, tensor
 from suzuri.kernels.compiled import loop, spread
 from suzuri.kernels.loops import exp, swiglu_row
 
+WORK = 40
+"""Of one hidden unit, in multiplications."""
+
 
 @loop
-def _swiglu(gate_up, y):
-    for n in range(y.shape[0]):
+def _swiglu(gate_up, y, first, last):
+    for n in range(first, last):
         swiglu_row(gate_up[n], y[n])
 
 
@@ -20,7 +23,8 @@ def swiglu(gate_up_NF2: Tensor, out_dtype: torch.dtype) -> Tensor:
     gate_up = array(exact.widen(gate_up_NF2).contiguous())
     doubled = gate_up.shape[-1]
     y = empty(*gate_up.shape[:-1], doubled // 2)
-    _swiglu(gate_up.reshape(-1, doubled), y.reshape(-1, doubled // 2))
+    rows, out = gate_up.reshape(-1, doubled), y.reshape(-1, doubled // 2)
+    spread(WORK * y.size, len(rows), lambda first, last: _swiglu(rows, out, first, last))
     return tensor(y, out_dtype)
 
 
@@ -46,5 +50,5 @@ def swiglu_backward(gate_up_NF2: Tensor, grad_NF: Tensor) -> Tensor:
     grad = array(exact.widen(grad_NF).contiguous())
     out = empty(*gate_up.shape)
     x, dy, dx = (a.reshape(-1, a.shape[-1]) for a in (gate_up, grad, out))
-    spread(40 * dy.size, len(x), lambda first, last: _swiglu_backward(x, dy, dx, first, last))
+    spread(WORK * dy.size, len(x), lambda first, last: _swiglu_backward(x, dy, dx, first, last))
     return tensor(out, gate_up_NF2.dtype)

@@ -13,7 +13,6 @@ from torch.autograd.function import once_differentiable
 
 from suzuri.kernels.matmul.gradient import product
 from suzuri.kernels.token_logprobs import statistics
-from suzuri.kernels.token_logprobs.reference import logits_of
 
 MOST_LOGITS = {"cpu": 1 << 21, "cuda": 1 << 25}
 """Gradients of logits that exist at one time: what stays in a cache (measured), and 128 MiB."""
@@ -62,7 +61,9 @@ class TokenLogprobs(torch.autograd.Function):
         run = ids_per_run(h_ND)
         for first in range(0, vocabulary if len(h_ND) else 0, run):
             rows_BD = unembed_VD[first : min(first + run, vocabulary)]
-            logits_NB = logits_of(product(h_ND, rows_BD.T), ctx.scale, temperature_N)
+            logits_NB = product(h_ND, rows_BD.T).mul_(ctx.scale)
+            if temperature_N is not None:
+                logits_NB.div_(temperature_N.to(wide)[:, None])
             log_NB = logits_NB.sub_(normalizer_N[:, None])
             grad_NB = _grad_logits(
                 log_NB, targets_NK - first, grad_NK, entropy_N, grad_entropy_N
@@ -89,15 +90,16 @@ def _grad_logits(
 ) -> Tensor:
     """Gradients of the logits of some ids from their log-probs, which may be overwritten; places
     outside of these ids are other chunks'."""
-    share_NB = torch.exp(log_NB)
+    of_entropy_N = None if entropy_N is None else grad_entropy_N
+    share_NB = torch.exp(log_NB, out=log_NB if of_entropy_N is None else None)
     weight_N1 = share_NB.new_zeros(share_NB.shape[0], 1)
     if grad_NK is not None:
         weight_N1 = weight_N1 - grad_NK.sum(-1, keepdim=True)
-    if entropy_N is None or grad_entropy_N is None:
+    if entropy_N is None or of_entropy_N is None:
         found_NB = share_NB.mul_(weight_N1)
     else:
-        weight_N1 = weight_N1 - (grad_entropy_N * entropy_N)[:, None]
-        found_NB = share_NB.mul_(log_NB.mul_(-grad_entropy_N[:, None]).add_(weight_N1))
+        weight_N1 = weight_N1 - (of_entropy_N * entropy_N)[:, None]
+        found_NB = share_NB.mul_(log_NB.mul_(-of_entropy_N[:, None]).add_(weight_N1))
     if grad_NK is not None:
         # One target of every row at a time: no two are written to one place.
         for place_N, grad_N in zip(places_NK.unbind(1), grad_NK.unbind(1), strict=True):
