@@ -130,19 +130,22 @@ class LocalSampler:
         self._running[id] = running
         if self._stepping is None or self._stepping.done():
             self._stepping = asyncio.get_running_loop().create_task(self._steps())
+            self._stepping.add_done_callback(self._stepped)
 
     async def _steps(self) -> None:
         while self._running and self.engine.has_work:
-            try:
-                events = self.engine.step()
-            except RuntimeError as error:
-                for running in self._running.values():
-                    if not running.future.done():
-                        running.future.set_exception(error)
-                raise
-            for event in events:
+            for event in self.engine.step():
                 self._take(event)
             await asyncio.sleep(0)
+
+    def _stepped(self, task: asyncio.Task[None]) -> None:
+        """What ended the steps ends the answers that waited for them."""
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        for running in self._running.values():
+            if not running.future.done():
+                running.future.set_exception(error)
 
     def _take(self, event: TokenEvent) -> None:
         running = self._running.get(event.sequence.request.id)

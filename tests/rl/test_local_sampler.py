@@ -123,6 +123,28 @@ def test_a_caller_that_goes_away_frees_what_it_held(model: Inkling) -> None:
     assert not sampler.engine.scheduler.running
 
 
+def test_a_step_that_fails_ends_every_answer_that_waits_for_it(
+    model: Inkling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = LocalSampler(engine_of(model))
+    left = iter([True, True])
+    real = sampler.engine.step
+
+    def step() -> Any:
+        if next(left, None) is None:
+            raise MemoryError("no room for a page")
+        return real()
+
+    monkeypatch.setattr(sampler.engine, "step", step)
+
+    async def run() -> list[Any]:
+        params = SampleParams(max_tokens=20, seed=0)
+        asked = (sampler.sample(Prompt(tokens=prompt), params) for prompt in PROMPTS)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    assert [str(one) for one in asyncio.run(run())] == ["no room for a page"] * 3
+
+
 def test_new_weights_are_there_and_nothing_is_left_of_the_old_ones(model: Inkling) -> None:
     """R05, R07."""
     sampler, other = LocalSampler(engine_of(model)), changed(model)
