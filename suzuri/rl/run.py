@@ -17,7 +17,7 @@ from suzuri.envs.env import Problems
 from suzuri.envs.rollout import Limits
 from suzuri.interrupts import STOPPED, Interrupt, asked_to_stop
 from suzuri.model.config import ModelConfig, MtpConfig
-from suzuri.model.inkling import PARTS, Inkling
+from suzuri.model.inkling import Inkling
 from suzuri.processing.tokenizer import Tokenizer
 from suzuri.processing.vocabulary import Vocabulary, vocabulary_of
 from suzuri.rl.config import RlConfig
@@ -25,7 +25,8 @@ from suzuri.rl.evaluate import evaluate
 from suzuri.rl.local_sampler import LocalSampler, PublicationError
 from suzuri.rl.loop import Line, Loop, Played
 from suzuri.rl.transcripts import write_transcripts
-from suzuri.training.initial import fill_model, find_model
+from suzuri.training.initial import find_model
+from suzuri.training.keeping import Keeper, start_trainer
 from suzuri.training.run_dir import RunDir
 from suzuri.training.trainer import LocalTrainer
 from suzuri.training.viewers import Display, Viewers, check_viewers
@@ -52,18 +53,18 @@ def run_rl(config: RlConfig) -> int:
     with RunDir(config.run_dir) as folder:
         folder.compare(document)
         first = folder.start(document)
-        model = Inkling(
+        trainer = start_trainer(
             shape,
-            dtype=getattr(torch, config.dtype),
+            checkpoint,
+            vocabulary,
+            config.trainer,
+            folder,
+            first,
+            dtype=config.dtype,
             device=config.device,
-            parts=PARTS,
-            dequantized=True,
+            seed=config.seed,
         )
-        if not first:
-            fill_model(model, checkpoint, config.seed)
-        trainer = LocalTrainer(model, config.trainer, vocabulary)
         if first:
-            trainer.load_state(folder.state(first))
             display.say(f"going on after step {first} of {folder.path}")
         sampler = sampler_for(shape, vocabulary, config, limits)
         sampler.engine.weight_version = first - 1  # so that it is the number of steps behind it
@@ -121,11 +122,11 @@ class _Run:
         self._config, self._trainer, self._sampler = config, trainer, sampler
         self._folder, self._viewers, self._display = folder, viewers, display
         self._tokenizer, self._limits, self._held_out = tokenizer, limits, held_out
-        self._saved = 0
+        self._keeper = Keeper(trainer, folder, config.keep)
 
     def run(self, problems: Problems, first: int) -> int:
         """Steps after `first` up to the last. Returns the exit code."""
-        config, self._saved = self._config, first
+        config, self._keeper.saved = self._config, first
         if first > config.steps:
             raise ValueError(
                 f"steps = {config.steps}: {self._folder.path} has come to step {first} already; "
@@ -147,19 +148,18 @@ class _Run:
             with asked_to_stop(STOPPING) as interrupt:
                 with self._display.bar("learning", config.steps, first):
                     step = asyncio.run(self._steps(loop, first, interrupt))
-                self._save(step)
-                self._trainer.finish()
-                self._folder.prune(config.keep)
-        except (FloatingPointError, PublicationError) as error:
-            self._trainer.finish()
-            print(f"suzuri rl: {error}. {self._where()}", file=sys.stderr)
+                self._keeper.save(step)
+                self._keeper.finish()
+            if step < config.steps:
+                print(
+                    f"stopped after step {step} of {config.steps}; the same command again "
+                    f"{self._keeper.next()}"
+                )
+                return STOPPED
+            self._keeper.end(step)
+        except (FloatingPointError, PublicationError, OSError) as error:
+            print(f"suzuri rl: {self._keeper.after(str(error))}", file=sys.stderr)
             return 1
-        if step < config.steps:
-            print(f"stopped after step {step} of {config.steps}. {self._where()}")
-            return STOPPED
-        if not self._folder.has_weights_of(step):
-            digest = self._trainer.publish_weights(self._folder.new_weights)
-            self._folder.publish(step, digest)
         print(f"{step} steps done; weights in {self._folder.weights}")
         return 0
 
@@ -179,7 +179,7 @@ class _Run:
             text += f" held out {score:.3f}"
         self._display.show(step, text, always=is_last or score is not None)
         if step % config.save_every == 0:
-            self._save(step)
+            self._keeper.save(step)
 
     async def _steps(self, loop: Loop, first: int, interrupt: Interrupt) -> int:
         await self._publish()
@@ -196,17 +196,3 @@ class _Run:
     def _write(self, line: Line) -> None:
         self._folder.write(line)
         self._viewers.write({name: x for name, x in line.items() if x is not None})
-
-    def _save(self, step: int) -> None:
-        if step == self._saved:
-            return
-        self._trainer.finish()
-        self._folder.prune(self._config.keep)
-        self._trainer.save_state(self._folder.state(step), wait=False)
-        self._saved = step
-
-    def _where(self) -> str:
-        states = self._folder.states()
-        if not states:
-            return f"No state was saved in {self._folder.path}"
-        return f"The same command goes on from {self._folder.state(states[-1])}"

@@ -13,20 +13,19 @@ import time
 from concurrent.futures import BrokenExecutor
 from typing import Any
 
-import torch
 from rich.console import Console
 
 import suzuri
 from suzuri.interrupts import STOPPED, asked_to_stop
-from suzuri.model.inkling import PARTS, Inkling
 from suzuri.processing.tokenizer import Tokenizer
 from suzuri.processing.vocabulary import vocabulary_of
 from suzuri.training.batches import LOSS, Batches, Holdout
 from suzuri.training.config import SftConfig
 from suzuri.training.data import Checked, SampleMaker, check_data
 from suzuri.training.data_workers import DataWorkers
-from suzuri.training.initial import fill_model, find_model
+from suzuri.training.initial import find_model
 from suzuri.training.jsonl import JsonlData
+from suzuri.training.keeping import Keeper, start_trainer
 from suzuri.training.run_dir import RunDir
 from suzuri.training.trainer import LocalTrainer
 from suzuri.training.viewers import Display, Viewers, check_viewers
@@ -62,18 +61,18 @@ def run_sft(config: SftConfig) -> int:
         if evaluation is not None:
             held = _check(config, evaluation, maker, display, "evaluation data", config.eval_size)
         step = folder.start(document)
-        model = Inkling(
+        trainer = start_trainer(
             shape,
-            dtype=getattr(torch, config.dtype),
+            checkpoint,
+            vocabulary,
+            config.trainer,
+            folder,
+            step,
+            dtype=config.dtype,
             device=config.device,
-            parts=PARTS,
-            dequantized=True,
+            seed=config.seed,
         )
-        if not step:
-            fill_model(model, checkpoint, config.seed)
-        trainer = LocalTrainer(model, config.trainer, vocabulary)
         if step:
-            trainer.load_state(folder.state(step))
             display.say(f"going on after step {step} of {folder.path}")
         workers = None
         if config.data_workers:
@@ -129,12 +128,12 @@ class _Run:
         self._config, self._trainer, self._folder = config, trainer, folder
         self._batches, self._holdout = batches, holdout
         self._viewers, self._display = viewers, display
-        self._saved = 0
+        self._keeper = Keeper(trainer, folder, config.keep)
         self._losses: list[float] = []
 
     def run(self, first: int) -> int:
         """Steps after `first` up to the last. Returns the exit code."""
-        steps, self._saved, step = self._batches.steps, first, first
+        steps, self._keeper.saved, step = self._batches.steps, first, first
         if first > steps:
             raise ValueError(
                 f"steps = {steps}: {self._folder.path} has come to step {first} already; give more "
@@ -150,9 +149,8 @@ class _Run:
                             raise
                         break  # whoever asked has ended the workers too
                     step += 1
-                self._save(step)
-                self._trainer.finish()
-                self._folder.prune(self._config.keep)
+                self._keeper.save(step)
+                self._keeper.finish()
         except BrokenExecutor:
             return self._failed(
                 step,
@@ -166,7 +164,10 @@ class _Run:
         finally:
             self._batches.close()
         if step < steps:
-            print(f"stopped after step {step} of {steps}; the same command again {self._next()}")
+            print(
+                f"stopped after step {step} of {steps}; the same command again "
+                f"{self._keeper.next()}"
+            )
             return STOPPED
         try:
             return self._end(step)
@@ -174,13 +175,9 @@ class _Run:
             return self._failed(step, f"the weights could not be written ({error})")
 
     def _failed(self, step: int, reason: str) -> int:
-        """Says why it stops after `step` steps, and what there is to go on from."""
-        try:
-            self._trainer.finish()
-        except OSError as error:
-            reason = f"{reason}; {error}"
+        """Says why it stops after `step` steps."""
         last = min(step + 1, self._batches.steps)
-        print(f"suzuri sft: step {last}: {reason}. {self._where()}", file=sys.stderr)
+        print(f"suzuri sft: step {last}: {self._keeper.after(reason)}", file=sys.stderr)
         return 1
 
     def _one(self, step: int, steps: int) -> None:
@@ -198,7 +195,7 @@ class _Run:
         if self._holdout is not None and (is_last or step % self._config.eval_every == 0):
             self._evaluate(step, self._holdout)
         if step % self._config.save_every == 0:
-            self._save(step)
+            self._keeper.save(step)
 
     def _step(self, step: int, steps: int) -> dict[str, Any]:
         start = time.perf_counter()
@@ -246,31 +243,8 @@ class _Run:
         self._folder.write(line)
         self._viewers.write(line)
 
-    def _save(self, step: int) -> None:
-        """Begins to write the state, when the one before is there and older ones are gone."""
-        if step == self._saved:
-            return
-        self._trainer.finish()
-        self._folder.prune(self._config.keep)
-        self._trainer.save_state(self._folder.state(step), wait=False)
-        self._saved = step
-
     def _end(self, step: int) -> int:
-        self._folder.prune(self._config.keep)
-        if not self._folder.has_weights_of(step):
-            digest = self._trainer.publish_weights(self._folder.new_weights)
-            self._folder.publish(step, digest)
+        self._keeper.end(step)
         change = f", loss {self._losses[0]:.4f} to {self._losses[-1]:.4f}" if self._losses else ""
         print(f"{step} steps done{change}; weights in {self._folder.weights}")
         return 0
-
-    def _next(self) -> str:
-        """What the same command will do."""
-        states = self._folder.states()
-        return f"goes on from {self._folder.state(states[-1])}" if states else "starts anew"
-
-    def _where(self) -> str:
-        states = self._folder.states()
-        if not states:
-            return f"No state was saved in {self._folder.path}"
-        return f"The last state is {self._folder.state(states[-1])}"

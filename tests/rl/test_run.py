@@ -236,7 +236,7 @@ def test_weights_that_do_not_arrive_stop_the_run(
     assert run_rl(small(tmp_path / "run")) == 1
     error = capsys.readouterr().err
     assert "nothing is sampled from them" in error
-    assert "The same command goes on from" in error
+    assert "The last state is" in error
     monkeypatch.undo()
     assert run_rl(small(tmp_path / "run")) == 0
 
