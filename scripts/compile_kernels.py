@@ -83,7 +83,7 @@ def compiling(target: GPUTarget) -> Generator[dict[str, Any]]:
 
 
 def launch_all() -> None:
-    """Every product and attention kernel once, at Inkling's shapes (no memory is touched)."""
+    """Every kernel once, forward and backward, at Inkling's shapes (no memory is touched)."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
@@ -116,6 +116,17 @@ def launch_all() -> None:
     state, slots = empty(70, 6, 6144), torch.arange(64)
     starts = torch.arange(65)
     conv.short_conv(empty(64, 6144), empty(6144, 4), positions, positions, starts, state, slots)
+    narrow, heads = empty(64, 6144), empty(64, 64, 128)
+    for x, factor in ((narrow, empty(6144)), (heads, empty(128))):
+        norm.rms_norm_backward(x, factor, 1e-6, x)
+    conv.short_conv_backward(narrow, empty(6144, 4), positions, starts, narrow)
+    swiglu.swiglu_backward(empty(64, 6144), empty(64, 3072))
+    slots_of = empty(64, 3072, dtype=wide)
+    swiglu.slots_backward(
+        empty(64, 6144, dtype=wide), slots_of, empty(64, dtype=wide), torch.bfloat16
+    )
+    grouped.of_inputs(empty(64, 6144), experts, offsets)
+    grouped.of_weights(empty(64, 3072), narrow, offsets)
     permute.moe_permute(empty(9, 6144), torch.zeros(9, 8, dtype=torch.int64), 258)
     order = torch.arange(72)
     combine.moe_combine(empty(72, 6144), order, empty(9, 8, dtype=wide), torch.bfloat16)
