@@ -5,11 +5,12 @@ Nested configs get dotted flags; an unknown flag is refused with the nearest nam
 Python file that defines `config`, over which the flags are read.
 """
 
+import dataclasses
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
@@ -43,3 +44,27 @@ def load_recipe(path: str, kind: type[Config]) -> Config:
     if not isinstance(config, kind):
         raise ValueError(f"recipe {path}: must define config = {kind.__name__}(...)")
     return config
+
+
+def document_of(config: Any, named: Collection[str]) -> dict[str, Any]:
+    """All fields of a dataclass as JSON values; those in `named` by what they call themselves."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in named:
+            value = None if value is None else name_of(value)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            value = dataclasses.asdict(value)
+        found[field.name] = value
+    return found
+
+
+def name_of(value: Any) -> str:
+    """The same in every process, so without addresses: what a dataclass or a partial function is
+    made of, the name of a function or class, the type of anything else."""
+    if dataclasses.is_dataclass(value):
+        return repr(value)
+    inner = getattr(value, "func", None)
+    if inner is not None:
+        return f"{name_of(inner)}({', '.join(repr(argument) for argument in value.args)})"
+    return str(getattr(value, "__qualname__", type(value).__qualname__))

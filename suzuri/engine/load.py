@@ -64,7 +64,7 @@ def load_engine(
     elif text_only:
         shape = dataclasses.replace(shape, vision=None, audio=None)
     shape = dataclasses.replace(shape, mtp=MtpConfig())  # nothing drafts yet
-    memory = _memory(config, place)
+    memory = memory_for(config, place)
     try:
         capacity(shape, config, memory)
     except ValueError as error:
@@ -110,7 +110,7 @@ def _locate(model: str, random_weights: bool) -> Located:
     return located
 
 
-def _memory(config: EngineConfig, device: torch.device) -> int:
+def memory_for(config: EngineConfig, device: torch.device) -> int:
     """What the engine may take: memory_gb, which must be there, or all that is free."""
     free = free_memory(device)
     if config.memory_gb is None:

@@ -5,14 +5,14 @@ No torch here.
 
 # pyright: strict
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from suzuri.envs.task import Message
 from suzuri.model.config import ModelConfig
 from suzuri.processing.chat import ChatRenderer, Rendered
-from suzuri.processing.chat_output import ChatMessage, ChatOutputParser, collect
+from suzuri.processing.chat_output import ChatOutputParser, collect
 from suzuri.processing.tokenizer import Tokenizer
-from suzuri.processing.vocabulary import Vocabulary
+from suzuri.processing.vocabulary import Speller, Vocabulary
 from suzuri.types import Answer, MediaInput, Prompt
 
 Tools = Sequence[Mapping[str, object]]
@@ -22,7 +22,7 @@ class ChatPrompts:
     """For one model. Ids are those that it has rows for, so a trainer reads what a sampler read."""
 
     def __init__(self, tokenizer: Tokenizer, config: ModelConfig, vocabulary: Vocabulary) -> None:
-        self._tokenizer, self._vocabulary = tokenizer, vocabulary
+        self._tokenizer, self._speller = tokenizer, Speller(vocabulary)
         self._renderer = ChatRenderer(tokenizer, config, local_files=True)
 
     def first(self, messages: Sequence[Message], tools: Tools, effort: float | None) -> Prompt:
@@ -47,29 +47,29 @@ class ChatPrompts:
         start = len(before.token_ids)
         if whole.token_ids[:start] != before.token_ids or len(whole.media) != len(before.media):
             raise ValueError("what is added to a conversation must be text that changes nothing")
-        more = self._vocabulary.expand(whole.token_ids[start:])
+        more, _ = self._speller.spelled(whole.token_ids[start:])
         return Prompt(tokens=[*prompt.tokens, *answer.tokens, *more], media=prompt.media)
 
     def message(self, answer: Answer, *, tools: bool, first_call: int = 0) -> Message:
         """What an answer says, in OpenAI's form. Its calls are numbered from `first_call` on."""
-        parser = ChatOutputParser(self._tokenizer.token_bytes, tools=tools)
-        pieces = [*parser.push(list(answer.tokens)), *parser.finish()]
-        return openai_message(collect(pieces), first_call)
+        table = self._tokenizer.token_bytes
+        return read_message(answer.tokens, table, tools=tools, first_call=first_call)
 
     def _prompt(self, rendered: Rendered) -> Prompt:
-        tokens: list[int] = []
-        starts: list[int] = []
-        for id in rendered.token_ids:
-            starts.append(len(tokens))
-            tokens += self._vocabulary.expand([id])
+        tokens, starts = self._speller.spelled(rendered.token_ids)
         media = tuple(
-            MediaInput(kind=one.kind, index=starts[one.index], inputs=one.inputs)
+            MediaInput(kind=one.kind, index=int(starts[one.index]), inputs=one.inputs)
             for one in rendered.media
         )
         return Prompt(tokens=tokens, media=media)
 
 
-def openai_message(turn: ChatMessage, first_call: int) -> Message:
+def read_message(
+    tokens: Sequence[int], token_bytes: Callable[[int], bytes], *, tools: bool, first_call: int
+) -> Message:
+    """A whole turn of the model in OpenAI's form. Its calls are numbered from `first_call` on."""
+    parser = ChatOutputParser(token_bytes, tools=tools)
+    turn = collect([*parser.push(tokens), *parser.finish()])
     message: Message = {"role": "assistant", "content": turn.content}
     if turn.reasoning is not None:
         message["reasoning_content"] = turn.reasoning

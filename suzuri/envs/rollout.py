@@ -8,13 +8,11 @@ No torch here.
 import asyncio
 import dataclasses
 import math
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from suzuri.envs.env import Env, EnvGroup, Trajectory, Turn
+from suzuri.envs.guard import Fault, guarded
 from suzuri.types import SampleParams, Sampler
-
-Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,7 @@ async def rollout(env: Env, sampler: Sampler, limits: Limits, seed: int) -> Traj
         )
 
     try:
-        prompt = await _guarded(env.initial(), limits.env_seconds)
+        prompt = await guarded(env.initial(), limits.env_seconds)
         while True:
             room = limits.max_context - len(prompt.tokens)
             if room < 1 or len(turns) == limits.max_turns:
@@ -73,18 +71,19 @@ async def rollout(env: Env, sampler: Sampler, limits: Limits, seed: int) -> Traj
                 temperature=limits.temperature,
                 seed=seed + len(turns),
             )
-            answer = await _guarded(sampler.sample(prompt, params), None)
+            answer = await guarded(sampler.sample(prompt, params), None)
             turns.append(Turn(prompt=prompt, answer=answer))
             if answer.finish == "error":
                 return ended("failed", answer.error)
-            outcome = await _guarded(env.step(answer), limits.env_seconds)
+            outcome = await guarded(env.step(answer), limits.env_seconds)
             total = _added(total, outcome.reward)
             metrics |= outcome.metrics
             if outcome.prompt is None:
                 return ended("over" if answer.finish == "stop" else "truncated")
             prompt = outcome.prompt
-    except _Fault as fault:
-        return ended(fault.status, str(fault))
+    except Fault as fault:
+        who = "the environment " if fault.status == "timed_out" else ""
+        return ended(fault.status, f"{who}{fault}")
 
 
 async def play_group(
@@ -98,10 +97,10 @@ async def play_group(
         *(rollout(env, sampler, limits, seed) for env, seed in zip(envs, seeds, strict=True))
     )
     try:
-        extra = await _guarded(group.rewards(found), limits.env_seconds)
+        extra = await guarded(group.rewards(found), limits.env_seconds)
         if len(extra) != len(found):
-            raise _Fault("failed", f"{len(extra)} rewards for {len(found)} attempts")
-    except _Fault as fault:
+            raise Fault("failed", f"{len(extra)} rewards for {len(found)} attempts")
+    except Fault as fault:
         error = f"rewards of the group: {fault}"
         return [
             dataclasses.replace(one, reward=None, status=fault.status, error=error) for one in found
@@ -110,30 +109,6 @@ async def play_group(
         dataclasses.replace(trajectory, reward=_added(trajectory.reward, more))
         for trajectory, more in zip(found, extra, strict=True)
     ]
-
-
-class _Fault(Exception):
-    """Why an attempt ended."""
-
-    def __init__(self, status: str, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-
-
-async def _guarded(call: Coroutine[Any, Any, Result], seconds: float | None) -> Result:
-    """The result of somebody's code. What it raises, whatever it is, becomes a `_Fault`: an
-    environment is anybody's code, and its errors are the fault of one attempt."""
-    task = asyncio.ensure_future(call)
-    try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-    finally:
-        task.cancel()
-    if not done:
-        raise _Fault("timed_out", f"the environment took more than {seconds} s")
-    error = task.exception()
-    if error is not None:
-        raise _Fault("failed", f"{type(error).__name__}: {error}") from error
-    return task.result()
 
 
 def _added(total: float | None, more: float | None) -> float | None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from suzuri.envs.guard import Fault, guarded
 from suzuri.envs.sandbox import SandboxLimits, run_python
 from suzuri.envs.task import Message, calls
 
@@ -76,15 +77,10 @@ class Toolbox:
         tool = self._tools.get(name)
         if tool is None:
             return _error(f"no tool {name}; there are {', '.join(self._tools)}")
-        task = asyncio.ensure_future(tool.run(arguments))
         try:
-            done, _ = await asyncio.wait({task}, timeout=self._seconds)
-        finally:
-            task.cancel()
-        if not done:
-            return _error(f"took more than {self._seconds} s")
-        error = task.exception()
-        return task.result() if error is None else _error(f"{type(error).__name__}: {error}")
+            return await guarded(tool.run(arguments), self._seconds)
+        except Fault as fault:
+            return _error(str(fault))
 
 
 def _error(text: str) -> str:

@@ -7,7 +7,6 @@ A line: {"messages": [...] or "prompt": "...", "answer": ..., "grader": "exact",
 # pyright: strict
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -18,6 +17,7 @@ from suzuri.envs.task import Message, canonical_json, strict_json
 from suzuri.envs.task_env import TaskGroup
 from suzuri.envs.tools import Toolbox
 from suzuri.processing.chat import effort_level
+from suzuri.processing.json_lines import parse_object
 
 KEYS = ("messages", "prompt", "answer", "grader", "extract", "tools", "reasoning_effort")
 EXTRACTS = ("all", "last_line", "boxed")
@@ -146,17 +146,7 @@ def read_prompts(paths: Sequence[str]) -> list[Checkable]:
 
 
 def _parsed(line: bytes) -> Checkable:
-    try:
-        value: object = json.loads(line.removeprefix(b"\xef\xbb\xbf").decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"no UTF-8 at byte {error.start}; write the file as UTF-8") from error
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"must be an object with {', '.join(KEYS)}")
-    fields = cast("dict[str, Any]", value)
-    if unknown := sorted(set(fields) - set(KEYS)):
-        raise ValueError(f"unknown key {', '.join(unknown)}; there are {', '.join(KEYS)}")
+    fields = parse_object(line, KEYS)
     if ("messages" in fields) == ("prompt" in fields):
         raise ValueError("give either messages or prompt")
     if "answer" not in fields:

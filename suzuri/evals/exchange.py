@@ -7,9 +7,8 @@ No torch here.
 
 from collections.abc import Callable, Sequence
 
-from suzuri.envs.chat_prompts import openai_message
+from suzuri.envs.chat_prompts import read_message
 from suzuri.envs.task import Message, Task
-from suzuri.processing.chat_output import ChatOutputParser, collect
 
 MAX_TURNS = 8
 """Of the model, in one task; an exchange that is longer is graded as it stands."""
@@ -38,9 +37,9 @@ class Exchange:
         answers of the tools that it called."""
         self.num_tokens += len(token_ids)
         self.is_truncated |= finish != "stop"
-        parser = ChatOutputParser(token_bytes, tools=bool(self.task.tools))
-        pieces = [*parser.push(token_ids), *parser.finish()]
-        message = openai_message(collect(pieces), self._num_calls)
+        message = read_message(
+            token_ids, token_bytes, tools=bool(self.task.tools), first_call=self._num_calls
+        )
         self._num_calls += len(message.get("tool_calls", ()))
         self.turns.append(message)
         replies = self.task.reply(message)

@@ -99,32 +99,9 @@ def _write(sums, rows, width, y, m, n):
 
 
 @loop
-def rows_times(x, w, y):
-    """y [M, N] = x [M, K] @ w [K, N], all fp32, the numbers of a row side by side."""
-    (rows, depth), columns = x.shape, w.shape[1]
-    wide, narrow = fp32_room(DEPTH, PANEL), fp32_room(DEPTH, HALF)
-    sums = fp32_room(min(rows, ROWS), PANEL)
-    for m in range(0, rows, ROWS):
-        height = min(rows - m, ROWS)
-        for n in range(0, columns, PANEL):
-            width = min(columns - n, PANEL)
-            panel = wide if width > HALF else narrow
-            for k in range(0, depth, DEPTH):
-                count = min(depth - k, DEPTH)
-                _copy(w, k, count, n, width, panel)
-                part = x[m : m + height, k : k + count]
-                if width == panel.shape[1]:
-                    _rows(part, height, panel, count, y[m : m + height, n : n + width], k == 0)
-                else:
-                    _rows(part, height, panel, count, sums, k == 0)
-            if width < panel.shape[1]:
-                _write(sums, height, width, y, m, n)
-
-
-@loop
-def columns_times(x, w, y, first, last):
-    """y[first:last] of y [M, N] = x [K, M] transposed @ w [K, N]."""
-    depth, columns, wide = x.shape[0], w.shape[1], fp32_room(DEPTH, PANEL)
+def _times(x, w, y, first, last, turned):
+    """y[first:last] of y [M, N] = x @ w [K, N], of x [M, K], or `turned` x [K, M]."""
+    depth, columns, wide = w.shape[0], w.shape[1], fp32_room(DEPTH, PANEL)
     narrow, sums = fp32_room(DEPTH, HALF), fp32_room(min(last - first, ROWS), PANEL)
     for m in range(first, last, ROWS):
         height = min(last - m, ROWS)
@@ -134,10 +111,23 @@ def columns_times(x, w, y, first, last):
             for k in range(0, depth, DEPTH):
                 count = min(depth - k, DEPTH)
                 _copy(w, k, count, n, width, panel)
-                part = x[k : k + count, m : m + height]
-                if width == panel.shape[1]:
-                    _columns(part, height, panel, count, y[m : m + height, n : n + width], k == 0)
+                is_whole = width == panel.shape[1]
+                out = y[m : m + height, n : n + width] if is_whole else sums[:height, :]
+                if turned:
+                    _columns(x[k : k + count, m : m + height], height, panel, count, out, k == 0)
                 else:
-                    _columns(part, height, panel, count, sums, k == 0)
+                    _rows(x[m : m + height, k : k + count], height, panel, count, out, k == 0)
             if width < panel.shape[1]:
                 _write(sums, height, width, y, m, n)
+
+
+@loop
+def rows_times(x, w, y):
+    """y [M, N] = x [M, K] @ w [K, N], all fp32, the numbers of a row side by side."""
+    _times(x, w, y, 0, x.shape[0], False)
+
+
+@loop
+def columns_times(x, w, y, first, last):
+    """y[first:last] of y [M, N] = x [K, M] transposed @ w [K, N]."""
+    _times(x, w, y, first, last, True)

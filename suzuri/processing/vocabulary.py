@@ -105,6 +105,27 @@ class FullVocabulary:
 Vocabulary = KeptVocabulary | FullVocabulary
 
 
+class Speller:
+    """Spells ids as `expand` does, each looked up once."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._known: dict[int, tuple[int, ...]] = {}
+
+    def spelled(self, ids: Sequence[int]) -> tuple[list[int], Array]:
+        """Ids that the vocabulary keeps, and where among them each of the given begins."""
+        spellings = [self._spelling(id) for id in ids]
+        ends = np.cumsum([len(spelling) for spelling in spellings], dtype=np.int64)
+        starts = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
+        return [id for spelling in spellings for id in spelling], starts
+
+    def _spelling(self, id: int) -> tuple[int, ...]:
+        found = self._known.get(id)
+        if found is None:
+            found = self._known[id] = tuple(self._vocabulary.expand([id]))
+        return found
+
+
 def vocabulary_of(
     kept_ids: Sequence[int] | None, token_bytes: Callable[[int], bytes]
 ) -> Vocabulary:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Suppress
 
+from suzuri.config import document_of
 from suzuri.envs.chat_prompts import ChatPrompts
 from suzuri.envs.env import Problems
 from suzuri.envs.rollout import Limits
@@ -189,25 +190,4 @@ class RlConfig:
 
     def document(self) -> dict[str, Any]:
         """All fields as JSON values; what a recipe made by what it calls itself."""
-        found: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("problems", "eval_problems", "algorithm"):
-                value = name_of(value)
-            elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-                value = dataclasses.asdict(value)
-            found[field.name] = value
-        return found
-
-
-def name_of(value: Any) -> str | None:
-    """The same in every process, so without addresses: what a dataclass or a partial function is
-    made of, the name of anything else."""
-    if value is None:
-        return None
-    if dataclasses.is_dataclass(value):
-        return repr(value)
-    inner = getattr(value, "func", None)
-    if inner is not None:
-        return f"{name_of(inner)}({', '.join(repr(argument) for argument in value.args)})"
-    return str(getattr(value, "__qualname__", type(value).__qualname__))
+        return document_of(self, ("problems", "eval_problems", "algorithm"))

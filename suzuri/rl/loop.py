@@ -8,6 +8,7 @@ the weights of `lag` steps before it are published. No torch here.
 
 import asyncio
 import dataclasses
+import functools
 import hashlib
 import random
 import time
@@ -175,9 +176,7 @@ class Loop:
         size = self.problems.size
         if size is None:
             return place
-        order = list(range(size))
-        random.Random(seed_of(self.schedule.seed, place // size, -1)).shuffle(order)
-        return order[place % size]
+        return _order(size, self.schedule.seed, place // size)[place % size]
 
     def _sampling_metrics(self, played: Sequence[Played]) -> Line:
         everyone = [one for group in played for one in group.trajectories]
@@ -251,6 +250,13 @@ class Loop:
     def _distribution(self) -> dict[str, float]:
         """What the trainer's log-probs are of: that from which the sampler drew."""
         return {"temperature": self.limits.temperature}
+
+
+@functools.lru_cache(maxsize=2)  # a step's problems may lie in two times through
+def _order(size: int, seed: int, epoch: int) -> Sequence[int]:
+    order = list(range(size))
+    random.Random(seed_of(seed, epoch, -1)).shuffle(order)
+    return order
 
 
 def seed_of(*parts: int) -> int:

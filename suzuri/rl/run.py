@@ -11,7 +11,7 @@ from rich.console import Console
 import suzuri
 from suzuri.engine.config import EngineConfig
 from suzuri.engine.engine import Engine
-from suzuri.engine.load import free_memory
+from suzuri.engine.load import memory_for
 from suzuri.envs.chat_prompts import ChatPrompts
 from suzuri.envs.env import Problems
 from suzuri.envs.rollout import Limits
@@ -97,9 +97,7 @@ def sampler_for(
         parts=frozenset({"vision", "audio"}),
         dequantized=True,
     ).requires_grad_(False)
-    memory = free_memory(device)
-    if config.memory_gb is not None:
-        memory = int(config.memory_gb * 1e9)
+    memory = memory_for(engine_config, device)
     engine = Engine(model, engine_config, memory_bytes=memory, vocabulary=vocabulary)
     return LocalSampler(engine, on_publish=config.on_publish)
 
@@ -126,7 +124,7 @@ class _Run:
 
     def run(self, problems: Problems, first: int) -> int:
         """Steps after `first` up to the last. Returns the exit code."""
-        config, self._keeper.saved = self._config, first
+        config = self._config
         if first > config.steps:
             raise ValueError(
                 f"steps = {config.steps}: {self._folder.path} has come to step {first} already; "

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Suppress
 
+from suzuri.config import document_of
 from suzuri.types import AdamParams, Dataset, is_number
 
 MAX_SEED = 2**62
@@ -247,22 +248,9 @@ class SftConfig:
 
     def document(self) -> dict[str, Any]:
         """All fields as JSON values; data sets by what they call themselves."""
-        found: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("dataset", "eval_dataset"):
-                value = None if value is None else _name(value)
-            elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-                value = dataclasses.asdict(value)
-            found[field.name] = value
-        return found
+        return document_of(self, ("dataset", "eval_dataset"))
 
 
 def _check_count(name: str, value: int | None) -> None:
     if value is not None and (type(value) is not int or not 1 <= value <= MAX_COUNT):
         raise ValueError(f"{name} = {value!r}: must be from 1 to {MAX_COUNT}")
-
-
-def _name(value: object) -> str:
-    """The fields of a dataclass; the type of anything else, whose repr may be an address."""
-    return repr(value) if dataclasses.is_dataclass(value) else type(value).__qualname__

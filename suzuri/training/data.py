@@ -14,7 +14,7 @@ import numpy.typing as npt
 from suzuri.model.config import ModelConfig
 from suzuri.processing.chat import ChatRenderer, TrainingExample
 from suzuri.processing.tokenizer import ENDOFTEXT, Tokenizer
-from suzuri.processing.vocabulary import Vocabulary
+from suzuri.processing.vocabulary import Speller, Vocabulary
 from suzuri.training.jsonl import JsonlData
 from suzuri.types import Conversation, Dataset, MediaInput, Sample
 
@@ -35,9 +35,9 @@ class SampleMaker:
         vocabulary: Vocabulary,
         max_tokens: int,
     ) -> None:
-        self._tokenizer, self._vocabulary, self._max_tokens = tokenizer, vocabulary, max_tokens
+        self._tokenizer, self._max_tokens = tokenizer, max_tokens
         self._renderer = ChatRenderer(tokenizer, config, local_files=True)
-        self._spellings: dict[int, tuple[int, ...]] = {}
+        self._speller = Speller(vocabulary)
 
     def samples(self, conversation: Conversation) -> list[Sample]:
         """Usually one. Raises ValueError saying why there is nothing to learn."""
@@ -65,27 +65,18 @@ class SampleMaker:
 
         The last token is a target only; the first is none. Raises ValueError above `max_tokens`.
         """
-        spellings = [self._spelling(id) for id in example.token_ids]
-        ids = [id for spelling in spellings for id in spelling]
+        ids, starts = self._speller.spelled(example.token_ids)
         if len(ids) - 1 > self._max_tokens:
             raise ValueError(f"{len(ids) - 1} tokens; at most {self._max_tokens} fit")
         if len(ids) < 2:
             raise ValueError("a single token, which nothing predicts")
-        counts = np.array([len(spelling) for spelling in spellings])
-        weights = np.repeat(np.array(example.weights, np.float32), counts)
-        starts = np.cumsum(counts) - counts
+        weights = np.repeat(np.array(example.weights, np.float32), np.diff(starts, append=len(ids)))
         media = tuple(
             MediaInput(kind=one.kind, index=int(starts[one.index]), inputs=one.inputs)
             for one in example.media
         )
         inputs = {"target_tokens": np.array(ids[1:], np.int64), "weights": weights[1:]}
         return Sample(tokens=ids[:-1], inputs=inputs, media=media)
-
-    def _spelling(self, id: int) -> tuple[int, ...]:
-        found = self._spellings.get(id)
-        if found is None:
-            found = self._spellings[id] = tuple(self._vocabulary.expand([id]))
-        return found
 
 
 def place(dataset: Dataset, index: int) -> str:

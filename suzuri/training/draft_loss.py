@@ -19,7 +19,7 @@ def draft_loss(model: Inkling, micro: MicroBatch, hidden_ND: Tensor, *, detached
     token, with its weight. `hidden_ND`: the trunk's final-norm rows. `detached`: no gradient
     reaches the trunk, embeddings and head included. Targets [N, K] are not for drafts.
     """
-    targets_N, weights_N = micro.fields["target_tokens"], micro.fields.get("weights")
+    targets_N, weights_N = micro.fields["target_tokens"], micro.fields["weights"]
     decoder, draft = model.decoder, model.draft
     assert draft is not None
     embedded_ND = decoder.embedded(micro.batch)
@@ -35,7 +35,5 @@ def draft_loss(model: Inkling, micro: MicroBatch, hidden_ND: Tensor, *, detached
             scale=decoder.logit_scale,
             num_rows=decoder.text.unpadded_vocab_size,
         )
-        if weights_N is not None:
-            logprobs_M = logprobs_M * weights_N.index_select(0, read_M)
-        total = total - logprobs_M.sum() / len(draft.depths)
+        total = total - (logprobs_M * weights_N.index_select(0, read_M)).sum() / len(draft.depths)
     return total

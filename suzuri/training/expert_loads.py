@@ -5,7 +5,6 @@
 # pyright: reportUnknownArgumentType=false
 
 import contextlib
-import fnmatch
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from suzuri.model.inkling import Inkling
 from suzuri.model.moe import Router
+from suzuri.training.optimizer import is_named
 
 
 class ExpertLoads:
@@ -27,11 +27,7 @@ class ExpertLoads:
         self.counts = {
             name: torch.zeros_like(router.bias) for name, router in self._routers.items()
         }
-        self._moves = {
-            name
-            for name in self._routers
-            if not any(fnmatch.fnmatchcase(f"{name}.bias", pattern) for pattern in frozen)
-        }
+        self._moves = {name for name in self._routers if not is_named(f"{name}.bias", frozen)}
         self._is_counting = False
         self._handles = [
             router.register_forward_hook(self._counter(name))

@@ -5,7 +5,6 @@ Only where the lines are is kept in memory: 24 bytes each.
 
 import array
 import hashlib
-import json
 import os
 import re
 import weakref
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from suzuri.processing.chat import effort_level
+from suzuri.processing.json_lines import BOM, parse_object
 from suzuri.types import Conversation
 
 KEYS = ("messages", "tools", "reasoning_effort", "text")
 _MEDIA = ("image_url", "audio_url", "image", "audio")
-_BOM = b"\xef\xbb\xbf"
 
 
 class _File(NamedTuple):
@@ -86,7 +85,7 @@ class JsonlData:
             offset = 0
             for number, line in enumerate(lines, 1):
                 digest.update(line)
-                if line.strip(_BOM + b" \t\r\n"):
+                if line.strip(BOM + b" \t\r\n"):
                     self._offsets.append(offset)
                     self._lengths.append(len(line))
                     self._numbers.append(number)
@@ -105,17 +104,7 @@ def _version(descriptor: int) -> tuple[int, ...]:
 def parse_line(line: bytes, folder: Path) -> Conversation:
     """The conversation of a line; paths of media in it are taken from `folder`. Raises ValueError
     saying what is wrong with it."""
-    try:
-        value: object = json.loads(line.removeprefix(_BOM).decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"no UTF-8 at byte {error.start}; write the file as UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error}); a line is one whole object") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"must be an object with {', '.join(KEYS)}")
-    fields = cast("dict[str, Any]", value)
-    if unknown := sorted(set(fields) - set(KEYS)):
-        raise ValueError(f"unknown key {', '.join(unknown)}; there are {', '.join(KEYS)}")
+    fields = parse_object(line, KEYS)
     if "text" in fields:
         if len(fields) > 1:
             raise ValueError("text stands alone; give messages for a conversation")

@@ -42,17 +42,16 @@ class Keeper:
 
     def __init__(self, trainer: LocalTrainer, folder: RunDir, keep: int) -> None:
         self._trainer, self._folder, self._keep = trainer, folder, keep
-        self.saved = 0
-        """The step of the newest state."""
+        self._saved = max(folder.states(), default=0)
 
     def save(self, step: int) -> None:
         """Begins to write the state, when the one before is there and older ones are gone."""
-        if step == self.saved:
+        if step == self._saved:
             return
         self._trainer.finish()
         self._folder.prune(self._keep)
         self._trainer.save_state(self._folder.state(step), wait=False)
-        self.saved = step
+        self._saved = step
 
     def finish(self) -> None:
         """Returns when all is written that shall be there. OSError where it could not be."""

@@ -16,6 +16,11 @@ from suzuri.kernels.exact import at_least_fp32
 from suzuri.types import AdamParams
 
 
+def is_named(name: str, patterns: Sequence[str]) -> bool:
+    """Whether one of the patterns (as of file names) is of this parameter."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     """Marks what is trained: every parameter but those that a pattern names and those that take no
     gradient by nature (quantised experts, selection biases). Returns the names that are trained.
@@ -26,9 +31,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
             raise ValueError(f"frozen: no parameter is named like {pattern!r}")
     trained: list[str] = []
     for name, parameter in model.named_parameters():
-        is_frozen = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         can_train = parameter.dtype.is_floating_point and not name.endswith("router.bias")
-        parameter.requires_grad_(can_train and not is_frozen)
+        parameter.requires_grad_(can_train and not is_named(name, patterns))
         if parameter.requires_grad:
             trained.append(name)
     return trained

@@ -133,7 +133,7 @@ class _Run:
 
     def run(self, first: int) -> int:
         """Steps after `first` up to the last. Returns the exit code."""
-        steps, self._keeper.saved, step = self._batches.steps, first, first
+        steps, step = self._batches.steps, first
         if first > steps:
             raise ValueError(
                 f"steps = {steps}: {self._folder.path} has come to step {first} already; give more "

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from suzuri import cli
-from suzuri.config import load_recipe
+from suzuri.config import load_recipe, name_of
 from suzuri.envs.chat_prompts import ChatPrompts
 from suzuri.envs.env import Outcome
 from suzuri.envs.mixture import Mixture
@@ -24,7 +24,7 @@ from suzuri.envs.rollout import Limits
 from suzuri.envs.task_env import TaskProblems
 from suzuri.rl import local_sampler
 from suzuri.rl.algorithms.grpo import Grpo
-from suzuri.rl.config import EvaluationConfig, RlConfig, name_of
+from suzuri.rl.config import EvaluationConfig, RlConfig
 from suzuri.rl.recipe import parse_rl
 from suzuri.rl.run import run_rl
 from suzuri.training.config import OptimizerConfig

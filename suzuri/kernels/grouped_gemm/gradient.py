@@ -1,4 +1,4 @@
-"""The grouped product with a gradient, and the three products that the backward of experts needs.
+"""The grouped product with a gradient, and the two products that the backward of experts needs.
 
 On a CPU by loops (cpu.py), for fp64 a library call per expert that has rows; on a GPU our kernels,
 which find the rows of an expert from the offsets there: the host never waits for them.
@@ -42,20 +42,6 @@ class GroupedGemm(torch.autograd.Function):
 def _runs(offsets_E1: Tensor) -> Iterator[tuple[int, slice]]:
     """Every expert and its rows."""
     return ((e, slice(*ends)) for e, ends in enumerate(pairwise(offsets_E1.tolist())))
-
-
-def product(x_MK: Tensor, weight_EFK: Tensor, offsets_E1: Tensor) -> Tensor:
-    """`grouped_gemm` in at least fp32, for a backward that makes an activation anew: on a CPU the
-    library's sums, near those of the op and quicker."""
-    wide = exact.at_least_fp32(weight_EFK.dtype)
-    if x_MK.device.type != "cpu":
-        return grouped_gemm(x_MK, weight_EFK, offsets_E1, out_dtype=wide)
-    x_MK, weight_EFK = x_MK.to(wide), weight_EFK.to(wide)
-    y_MF = x_MK.new_empty(x_MK.shape[0], weight_EFK.shape[1])
-    for e, rows in _runs(offsets_E1):
-        if rows.stop > rows.start:
-            torch.mm(x_MK[rows], weight_EFK[e].T, out=y_MF[rows])
-    return y_MF
 
 
 def of_inputs(grad_MF: Tensor, weight_EFK: Tensor, offsets_E1: Tensor) -> Tensor:

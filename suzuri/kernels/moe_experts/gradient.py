@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from suzuri.kernels import dispatch, exact
-from suzuri.kernels.grouped_gemm.gradient import of_inputs, of_weights, product
+from suzuri.kernels.grouped_gemm import grouped_gemm
+from suzuri.kernels.grouped_gemm.gradient import of_inputs, of_weights
 from suzuri.kernels.moe_experts import moe_experts
 from suzuri.kernels.moe_experts.reference import with_parts, with_shared
 from suzuri.kernels.moe_permute import Permutation, moe_permute
@@ -51,7 +52,8 @@ class MoeExperts(torch.autograd.Function):
         else:
             experts_NJ = with_shared(experts_NK, slots, num_experts)
             rows_MD, order = moe_permute(x_ND, experts_NJ, num_experts=num_experts)
-            gate_up_MF2 = product(rows_MD, gate_up_EFD, order.offsets_E1)
+            wide = exact.at_least_fp32(x_ND.dtype)
+            gate_up_MF2 = grouped_gemm(rows_MD, gate_up_EFD, order.offsets_E1, out_dtype=wide)
         offsets_E1 = order.offsets_E1
         grad_rows_MD = grads[0].index_select(0, order.order_M // slots)
         weights_M = exact.widen(weights_NJ).reshape(-1).index_select(0, order.order_M)

@@ -6,7 +6,7 @@ Thinking Machines, "On-policy distillation", 2025). No torch here."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -29,17 +29,9 @@ class Distillation:
     clip: float = 0.0
     weighting: Weighting = "tokens"
 
-    @property
-    def loss(self) -> str:
-        return "importance_sampling"
-
-    @property
-    def loss_settings(self) -> Mapping[str, float | str]:
-        return {}
-
-    @property
-    def divisor(self) -> Literal["weights", "answers"]:
-        return "weights"
+    loss: ClassVar[str] = "importance_sampling"
+    loss_settings: ClassVar[Mapping[str, float | str]] = {}
+    divisor: ClassVar[Literal["weights", "answers"]] = "weights"
 
     def distilled(self, trajectory: Trajectory, teacher: Sequence[Array]) -> Made:
         """`teacher`: for each turn the log-probs [T] that it gives the answer's tokens. Needs no

@@ -5,7 +5,7 @@ Zelikman et al., "STaR", 2022). No torch here."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from suzuri.envs.env import Trajectory
 from suzuri.rl.algorithms.group import Made
@@ -25,17 +25,9 @@ class RejectionSampling:
         if self.most < 1:
             raise ValueError(f"most = {self.most}: must be 1 or more")
 
-    @property
-    def loss(self) -> str:
-        return "cross_entropy"
-
-    @property
-    def loss_settings(self) -> Mapping[str, float | str]:
-        return {}
-
-    @property
-    def divisor(self) -> Literal["weights", "answers"]:
-        return "weights"
+    loss: ClassVar[str] = "cross_entropy"
+    loss_settings: ClassVar[Mapping[str, float | str]] = {}
+    divisor: ClassVar[Literal["weights", "answers"]] = "weights"
 
     def made(self, group: Sequence[Trajectory]) -> Made:
         judged = [(one.reward, one) for one in group if one.reward is not None]

@@ -6,7 +6,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 from suzuri.envs.env import Trajectory
 from suzuri.rl.algorithms.group import Made, make_samples
@@ -21,17 +21,9 @@ class Rloo:
     keep_flat: bool = False
     mask_truncated: bool = False
 
-    @property
-    def loss(self) -> str:
-        return "importance_sampling"
-
-    @property
-    def loss_settings(self) -> Mapping[str, float | str]:
-        return {}
-
-    @property
-    def divisor(self) -> Literal["weights", "answers"]:
-        return "weights"
+    loss: ClassVar[str] = "importance_sampling"
+    loss_settings: ClassVar[Mapping[str, float | str]] = {}
+    divisor: ClassVar[Literal["weights", "answers"]] = "weights"
 
     def made(self, group: Sequence[Trajectory]) -> Made:
         return make_samples(
