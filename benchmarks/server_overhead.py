@@ -28,8 +28,8 @@ from typing import Any
 import uvicorn
 from fastapi.responses import StreamingResponse
 
-from suzuri.engine.client import Stream
-from suzuri.engine.messages import Accepted, Event, Ready, Stats
+from suzuri.engine.messages import Accepted, Event, Ready, Stats, WeightsUpdated
+from suzuri.engine.stream import Stream
 from suzuri.model.config import NUM_IDS, preset
 from suzuri.processing.tokenizer import CONTENT_TEXT
 from suzuri.server.app import create_app
@@ -74,6 +74,9 @@ class InstantEngine:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._steps())
         return stream
+
+    async def update_weights(self, folder: str, **fields: Any) -> WeightsUpdated:
+        raise AssertionError("it has none")
 
     async def _steps(self) -> None:
         first = Event(0, 0, CONTENT_TEXT, "")

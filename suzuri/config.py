@@ -6,11 +6,12 @@ Python file that defines `config`, over which the flags are read.
 """
 
 import dataclasses
+import functools
 import sys
 import types
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import tyro
 
@@ -62,9 +63,19 @@ def document_of(config: Any, named: Collection[str]) -> dict[str, Any]:
 def name_of(value: Any) -> str:
     """The same in every process, so without addresses: what a dataclass or a partial function is
     made of, the name of a function or class, the type of anything else."""
-    if dataclasses.is_dataclass(value):
-        return repr(value)
-    inner = getattr(value, "func", None)
-    if inner is not None:
-        return f"{name_of(inner)}({', '.join(repr(argument) for argument in value.args)})"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return f"{type(value).__qualname__}({_arguments((), fields)})"
+    if isinstance(value, functools.partial):
+        made = cast("functools.partial[Any]", value)
+        return f"{name_of(made.func)}({_arguments(made.args, made.keywords.items())})"
     return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def _arguments(values: Iterable[Any], named: Iterable[tuple[str, Any]]) -> str:
+    return ", ".join([*map(_shown, values), *(f"{name}={_shown(x)}" for name, x in named)])
+
+
+def _shown(value: Any) -> str:
+    is_dataclass = dataclasses.is_dataclass(value)
+    return name_of(value) if is_dataclass or callable(value) else repr(value)

@@ -39,11 +39,17 @@ class Sample:
     prediction made at token i. "target_tokens" [T] or [T, K] int64 (any valid id where its weight
     is 0); "weights" of the same shape, float; and what a loss asks for beyond (training/losses.py):
     "logprobs", "advantages", "reference_logprobs", "sequence_ratio_mask", [T] float.
+
+    `routing` uint8 [T, L, K]: the experts that each token goes to in each of the L layers that have
+    any, in place of those that the model would choose; K ids, rising. `routing_mask` bool [T]:
+    where that says something; elsewhere the model chooses. None: everywhere.
     """
 
     tokens: Sequence[int]
     inputs: Mapping[str, Array]
     media: tuple[MediaInput, ...] = ()
+    routing: Array | None = None
+    routing_mask: Array | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -153,12 +159,13 @@ class SampleParams:
     token each time).
 
     Nothing is cut off it (top-p, top-k, penalties): a trainer would have to do the same. `seed`:
-    None draws one.
+    None draws one. `routing`: the answer is to say which experts its tokens went to.
     """
 
     max_tokens: int
     temperature: float = 1.0
     seed: int | None = None
+    routing: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,6 +175,10 @@ class Answer:
 
     `finish`: "stop" (the model ended its turn), "length" (max_tokens, or no room in the context),
     "error" (`error` says why; what was drawn until then is kept).
+
+    `routing` uint8 [T, L, K], if it was asked for: the experts (as in `Sample`) of the tokens of
+    prompt and answer, in order, but the last one, which nothing was drawn from; each as of the
+    weights that drew the token after it. After an error they may be fewer.
     """
 
     tokens: Sequence[int]
@@ -175,6 +186,11 @@ class Answer:
     versions: Sequence[int]
     finish: str
     error: str | None = None
+    routing: Array | None = None
+
+
+class SamplerLost(RuntimeError):
+    """A sampler that will draw nothing more: the fault of no prompt, and the end of a run."""
 
 
 class Sampler(Protocol):
@@ -187,5 +203,5 @@ class Sampler(Protocol):
         ...
 
     async def sample(self, prompt: Prompt, params: SampleParams) -> Answer:
-        """Raises ValueError for a prompt that cannot be run."""
+        """Raises ValueError for a prompt that cannot be run, SamplerLost once none can."""
         ...

@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 BASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
     "/v1/completions": {"prompt": "hi", "max_tokens": 9},
+    "/generate": {"input_ids": [5, 6, 7], "text": None, "media": None},
     "/tokenize": {"messages": [{"role": "user", "content": "hi"}], "prompt": None},
 }
 ALL_CHECKS: list[Any] = list(HealthCheck)
@@ -46,7 +47,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
-    words = ("serve", "tiny", "--port", "0", "--max-context", "400")
+    words = ("serve", "tiny", "--port", "0", "--max-context", "400", "--allow-weight-updates")
     command = [sys.executable, "-m", "suzuri", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:

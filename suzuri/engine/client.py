@@ -34,17 +34,22 @@ from suzuri.engine.messages import (
     Heartbeat,
     Load,
     MediaInput,
+    OnPublish,
     Progress,
     Ready,
     Refused,
     Report,
     Stats,
     Step,
+    UpdateRefused,
+    UpdateWeights,
+    WeightsUpdated,
     encode,
     reply_decoder,
     report_decoder,
 )
 from suzuri.engine.sampling_params import SamplingParams
+from suzuri.engine.stream import EngineUnavailable, RequestRefused, Stream
 from suzuri.log import get_logger
 from suzuri.processing.grammar_request import GrammarSpec
 
@@ -54,130 +59,16 @@ REPORTS = "reports.sock"
 MOST_RESTARTS = 5
 """Starts that may fail one after the other before the engine is given up."""
 LONGEST_PAUSE = 30.0
-UNREAD_EVENTS = 65_536
-"""Of one request: one whose reader is so far behind ends. About 20 MB."""
 
 log = get_logger(__name__)
 
 
-class EngineUnavailable(Exception):
-    """The engine died, hangs, or is not up; the request is lost and may be sent again."""
+class UpdateFailed(Exception):
+    """New weights were refused; `kind` as in UpdateRefused."""
 
-
-class RequestRefused(ValueError):
-    """The engine cannot run this request; what to change is in the text."""
-
-
-class Stream:
-    """The events of one request, as they come. `close` ends the request wherever it is."""
-
-    def __init__(self, id: int, n: int, abort: Callable[[int], None]) -> None:
-        self.id = id
-        self.accepted: Accepted | None = None
-        self.is_behind = False
-        """Whether it ended because its reader left too much unread."""
-        self._left = n
-        self._events: list[Event] = []
-        self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._abort = abort
-
-    @property
-    def num_left(self) -> int:
-        """Samples that have not ended."""
-        return self._left
-
-    @property
-    def is_done(self) -> bool:
-        """Whether `next` would bring nothing more."""
-        return self._left == 0 and not self._events and self._error is None
-
-    async def next(self) -> list[Event]:
-        """All events that have come since the last call, at least one.
-
-        Raises RequestRefused, or EngineUnavailable once what came before is out.
-        """
-        if not self._events:
-            await self.wait()
-        return self.take()
-
-    @property
-    def has_events(self) -> bool:
-        return bool(self._events)
-
-    @property
-    def error(self) -> Exception | None:
-        """What ended the request from outside."""
-        return self._error
-
-    @property
-    def has_news(self) -> bool:
-        """Whether `next` would return, or raise, at once."""
-        return bool(self._events) or self._error is not None
-
-    def take(self) -> list[Event]:
-        """What has come since the last call."""
-        events, self._events = self._events, []
-        return events
-
-    async def wait(self) -> None:
-        """Until there are events. Raises as `next` does."""
-        while not self._events:
-            if self._error is not None:
-                raise self._error
-            assert self._left, "the request is over"
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-
-    @staticmethod
-    async def wait_any(streams: "Sequence[Stream]") -> None:
-        """Until one of them has news."""
-        while not any(stream.has_news for stream in streams):
-            assert any(stream._left for stream in streams), "the requests are over"
-            waiter = asyncio.get_running_loop().create_future()
-            for stream in streams:
-                stream._waiter = waiter
-            await waiter
-
-    async def wait_accepted(self) -> Accepted:
-        """Raises as `next` does."""
-        while self.accepted is None:
-            if self._error is not None:
-                raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self.accepted
-
-    def close(self) -> None:
-        """Ends the request if it still runs. May be called again."""
-        if self._left and self._error is None:
-            self._left = 0
-            self._abort(self.id)
-
-    def accept(self, accepted: Accepted) -> None:
-        self.accepted = accepted
-        self._wake()
-
-    def push(self, event: Event) -> None:
-        if self._error is not None:
-            return
-        self._events.append(event)
-        if event.finish is not None:
-            self._left -= 1
-        if len(self._events) > UNREAD_EVENTS and self._left:
-            self.is_behind = True
-            self.close()
-            self.fail(EngineUnavailable("the answer was not read as fast as it was written"))
-        self._wake()
-
-    def fail(self, error: Exception) -> None:
-        self._left, self._error = 0, error
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+    def __init__(self, refused: UpdateRefused) -> None:
+        super().__init__(refused.error)
+        self.kind = refused.kind
 
 
 class EngineClient:
@@ -208,6 +99,7 @@ class EngineClient:
         self.num_restarts = 0
         self.pid: int | None = None
         self._streams: dict[int, Stream] = {}
+        self._updates: dict[int, asyncio.Future[WeightsUpdated]] = {}
         self._next_id = 0
         self._socket: Any = None
         """Where requests are sent, without waiting."""
@@ -273,6 +165,9 @@ class EngineClient:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
+        for update in self._updates.values():
+            if not update.done():
+                update.set_exception(error)
         self.stats = Stats()
         return was_up
 
@@ -384,6 +279,19 @@ class EngineClient:
             case Refused(id, error, busy):
                 if (stream := self._streams.pop(id, None)) is not None:
                     stream.fail(EngineUnavailable(error) if busy else RequestRefused(error))
+            case WeightsUpdated():
+                if self.ready is not None:
+                    self.ready = msgspec.structs.replace(
+                        self.ready,
+                        weight_version=report.version,
+                        content_hash=report.content_hash,
+                    )
+                self._last_step = time.monotonic()
+                if (update := self._updates.get(report.id)) is not None and not update.done():
+                    update.set_result(report)
+            case UpdateRefused():
+                if (update := self._updates.get(report.id)) is not None and not update.done():
+                    update.set_exception(UpdateFailed(report))
             case Heartbeat():
                 self._last_beat = time.monotonic()
                 if report.steps != self._steps or not report.busy:
@@ -416,11 +324,12 @@ class EngineClient:
         wants_prompt: bool = False,
         grammar: GrammarSpec | None = None,
         chat_stops: ChatStops | None = None,
+        may_restart: bool = False,
     ) -> Stream:
         """Send a request. Raises EngineUnavailable when nothing serves now.
 
         Lower `priority` runs earlier; `deadline` in seconds from now; `salt` keeps its cached
-        prefixes apart; every sample follows the `grammar`; `chat_stops` as in Add. What `encode`
+        prefixes apart; every sample follows the `grammar`; the last two as in Add. What `encode`
         raises for texts and integers that cannot be sent is a UnicodeEncodeError or an
         OverflowError.
         """
@@ -439,12 +348,47 @@ class EngineClient:
             wants_prompt=wants_prompt,
             grammar=grammar,
             chat_stops=chat_stops,
+            may_restart=may_restart,
         )
         data = encode(add)  # before anything is kept: it may raise for texts and integers
         if not self._send(data):
             raise EngineUnavailable("the engine's process has ended")
         stream = self._streams[id] = Stream(id, params.n, self._abort)
         return stream
+
+    async def update_weights(
+        self,
+        folder: str,
+        *,
+        version: int | None = None,
+        content_hash: str | None = None,
+        replaces: int | None = None,
+        on_publish: OnPublish = "finish",
+    ) -> WeightsUpdated:
+        """Let the engine take over the weights of a folder; arguments as in UpdateWeights. Once it
+        has begun it goes on, whether or not anybody waits.
+
+        Raises UpdateFailed, or EngineUnavailable when the engine ends first.
+        """
+        if self.ready is None:
+            raise EngineUnavailable(self.why_not_ready)
+        self._next_id += 1
+        asked = UpdateWeights(
+            id=self._next_id,
+            folder=folder,
+            version=version,
+            content_hash=content_hash,
+            replaces=replaces,
+            on_publish=on_publish,
+        )
+        data = encode(asked)
+        told = self._updates[asked.id] = asyncio.get_running_loop().create_future()
+        try:
+            if not self._send(data):
+                raise EngineUnavailable("the engine's process has ended")
+            return await told
+        finally:
+            del self._updates[asked.id]
 
     def _abort(self, id: int) -> None:
         if self._streams.pop(id, None) is not None:

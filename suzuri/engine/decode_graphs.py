@@ -85,8 +85,8 @@ def has_single_rows(works: Sequence[Work]) -> bool:
     )
 
 
-Forward = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""(fields_3N, blocks) -> token ids [N], hidden rows [N, D]."""
+Forward = Callable[[Tensor, int], tuple[Tensor, ...]]
+"""(fields_3N, blocks) -> token ids [N], hidden rows [N, D], and whatever else, by row."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,6 +97,7 @@ class Recorded:
     token_ids_N: Tensor
     hidden_ND: Tensor
     replay: Callable[[], None]
+    more: tuple[Tensor, ...] = ()
 
 
 class CudaRecorder:
@@ -116,17 +117,22 @@ class CudaRecorder:
             # Not torch.cuda.graph: it empties the allocator's cache, for every size again.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                ids_N, hidden_ND = forward(fields_3N, blocks)
+                ids_N, hidden_ND, *more = forward(fields_3N, blocks)
             finally:
                 graph.capture_end()
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return Recorded(
-            fields_3N=fields_3N, token_ids_N=ids_N, hidden_ND=hidden_ND, replay=graph.replay
+            fields_3N=fields_3N,
+            token_ids_N=ids_N,
+            hidden_ND=hidden_ND,
+            replay=graph.replay,
+            more=tuple(more),
         )
 
 
 class DecodeGraphs:
-    """Recorded steps by number of rows and of table columns.
+    """Recorded steps by number of rows and of table columns, and by whether they say more than
+    hidden rows.
 
     A size is recorded when it is wanted for the second time, and `most` of them are kept, the last
     used ones. `sizes`: numbers of rows, ascending; larger steps are not recorded. `record(forward,
@@ -144,8 +150,8 @@ class DecodeGraphs:
     ) -> None:
         self._record, self._device = record, device
         self._sizes, self._max_blocks, self._most = sizes, max_blocks, most
-        self._seen: set[tuple[int, int]] = set()
-        self._recorded: collections.OrderedDict[tuple[int, int], Recorded] = (
+        self._seen: set[tuple[int, int, bool]] = set()
+        self._recorded: collections.OrderedDict[tuple[int, int, bool], Recorded] = (
             collections.OrderedDict()
         )
 
@@ -161,25 +167,26 @@ class DecodeGraphs:
         return self._sizes[place], min(wide, self._max_blocks)
 
     def run(
-        self, forward: Forward, works: Sequence[Work], blocks: int
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Token ids [N], hidden rows [N, D] and slots [N], first those of the works, in order, then
-        padding; the next run overwrites them. None: such a step is not recorded (yet). `blocks`:
-        table columns in use. `forward` is always the same one; it is not kept, because it holds
-        what holds this."""
-        key = self.key(len(works), blocks)
-        if key is None:
+        self, forward: Forward, works: Sequence[Work], blocks: int, *, more: bool = False
+    ) -> tuple[Tensor, ...] | None:
+        """Token ids [N], hidden rows [N, D], slots [N] and with `more` what else `forward` brings;
+        first those of the works, in order, then padding; the next run overwrites them. None: such a
+        step is not recorded (yet). `blocks`: table columns in use. `forward` is always the same
+        one, and another with `more`; it is not kept, because it holds what holds this."""
+        size = self.key(len(works), blocks)
+        if size is None:
             return None
+        key = (*size, more)
         step = self._recorded.get(key)
         if step is None:
             if key not in self._seen:
                 self._seen.add(key)
                 return None
-            step = self._recorded[key] = self._made(forward, *key)
+            step = self._recorded[key] = self._made(forward, *size)
         self._recorded.move_to_end(key)
-        upload_into(step.fields_3N, decode_fields(works, key[0]))
+        upload_into(step.fields_3N, decode_fields(works, size[0]))
         step.replay()
-        return step.token_ids_N, step.hidden_ND, step.fields_3N[2]
+        return step.token_ids_N, step.hidden_ND, step.fields_3N[2], *step.more
 
     def _made(self, forward: Forward, rows: int, blocks: int) -> Recorded:
         while len(self._recorded) >= self._most:

@@ -18,6 +18,8 @@ from suzuri.engine.masks import Masks
 from suzuri.engine.pages import Pool
 from suzuri.engine.prefix_cache import PrefixCache
 from suzuri.engine.request import Media, Request, Sequence, Status
+from suzuri.engine.routing import MOST_EXPERTS, Record
+from suzuri.engine.routing_records import RoutingRecords
 from suzuri.engine.runner import Launched, Runner
 from suzuri.engine.sampling_params import SamplingParams, resolve
 from suzuri.engine.scheduler import Scheduler, Shape
@@ -59,7 +61,7 @@ class TokenEvent:
 
     `token` and all ids are the tokenizer's. `text` may be shown now, for good; it may come later
     than its tokens. `finish`: None, "stop", "length", "abort", "deadline" or "error"; what stopped
-    it is sequence.stop, what went wrong sequence.error.
+    it is sequence.stop, what went wrong sequence.error. `version`: of the weights that drew it.
     """
 
     sequence: Sequence
@@ -67,6 +69,7 @@ class TokenEvent:
     text: str
     logprobs: "TokenLogprobs | None"
     finish: str | None
+    version: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,6 +132,7 @@ class Engine:
         self._events: collections.deque[TokenEvent] = collections.deque()
         self._clock = clock
         self._masks = Masks()
+        self._routing = RoutingRecords()
 
     # Requests
 
@@ -206,7 +210,8 @@ class Engine:
         keys = _keys(rows, media)
         limit = most if params.max_tokens is None else len(rows) + params.max_tokens
         shared = self.config.prefix_cache
-        root: Hashable = (self.weight_version, salt if shared else (id, "alone"))
+        # What asks for its routing resumes only where that of the tokens before is known.
+        root = (self.weight_version, salt if shared else (id, "alone"), params.routing)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         request = Request(
             id=id,
@@ -224,8 +229,21 @@ class Engine:
         for index in range(params.n):
             sequence = Sequence(request, index, limit=limit, seed=seed, order=0)
             sequence.checker = self._checker(params, limit - len(rows))
+            sequence.routing = self._record() if params.routing else None
             request.sequences.append(sequence)
         return request
+
+    def _record(self) -> Record:
+        text = self.model.config.text
+        if not text.num_moe_layers:
+            raise ValueError("routing: this model has no routed experts; leave it out")
+        if text.n_routed_experts > MOST_EXPERTS:
+            raise ValueError(
+                f"routing: this model has {text.n_routed_experts} routed experts, and ids are "
+                f"recorded for at most {MOST_EXPERTS}, a byte each; leave it out"
+            )
+        chosen = text.num_experts_per_tok
+        return Record(text.num_moe_layers, chosen, chosen + text.n_shared_experts)
 
     def _checker(self, params: SamplingParams, most: int) -> StopChecker:
         if self._token_bytes is None:
@@ -290,27 +308,46 @@ class Engine:
             events += self.step()
         return events
 
-    def update_weights(self, update: Callable[[], None]) -> int:
+    def update_weights(self, update: Callable[[], None], version: int | None = None) -> int:
         """Let `update` change the model's weights in place, between two steps; returns the new
-        version. What was cached under the old ones is forgotten.
+        `version` (None: the next one). What was cached under the old ones is forgotten.
 
-        RuntimeError while there are requests: their tokens would come from a mixture of both.
+        Requests go on from where they are: the new weights read again what the old ones read and
+        drew. Pictures and clips of theirs must have been added with `keeps_inputs`.
         """
-        if self._requests:
-            raise RuntimeError(
-                f"{len(self._requests)} requests are not finished; new weights would answer them "
-                "half-way"
-            )
         if self._pending is not None:
-            self._commit(self._pending)  # tokens of requests that are over
+            self._commit(self._pending)  # drawn by the old weights
             self._pending = None
+        for sequence in reversed(self.scheduler.running[:]):
+            self.scheduler.preempt(sequence)
         self.cache.clear()
-        self.weight_version += 1
+        self._routing.clear()
+        self.weight_version = self.weight_version + 1 if version is None else version
+        for request in self._requests.values():
+            self._begin_anew(request)
         update()
         return self.weight_version
 
+    def _begin_anew(self, request: Request) -> None:
+        """Let go of what the old weights made of it, but for the tokens that they drew."""
+        request.root = (self.weight_version, *request.root[1:])
+        for item in request.media:
+            assert item.inputs is not None, "the inputs of media are gone; keep them"
+            item.features = None
+        if request.sampling.params.routing:
+            request.prefix_cache = False  # of tokens that the old weights ran, theirs is kept
+            for sequence in request.sequences:
+                if sequence.routing is not None:
+                    sequence.routing.keep(len(sequence.tokens) > sequence.num_prompt)
+        first = request.sequences[0]
+        if request.prompt_logprobs is not None and len(first.tokens) == first.num_prompt:
+            request.prompt_logprobs.clear()
+            first.recomputed = 0
+
     def _commit(self, launched: Launched) -> None:
         """Take note of a step's results: the only place where the host waits for the device."""
+        if launched.plan is not None:
+            self._routing.take(launched.plan, launched.routing)
         for work, rows in launched.prompts:
             records = work.sequence.request.prompt_logprobs
             if records is not None and work.sequence.status is not Status.FINISHED:
@@ -348,6 +385,7 @@ class Engine:
                 text=text,
                 logprobs=logprobs,
                 finish=sequence.finish,
+                version=self.weight_version,
             )
         )
 
@@ -359,7 +397,14 @@ class Engine:
         self._forget(sequence)
         text = sequence.checker.finish()
         self._events.append(
-            TokenEvent(sequence=sequence, token=None, text=text, logprobs=None, finish=finish)
+            TokenEvent(
+                sequence=sequence,
+                token=None,
+                text=text,
+                logprobs=None,
+                finish=finish,
+                version=self.weight_version,
+            )
         )
 
     def _forget(self, sequence: Sequence) -> None:

@@ -6,7 +6,7 @@ other side).
 
 # pyright: strict
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,9 +15,15 @@ from suzuri.engine.sampling_params import SamplingParams
 from suzuri.model.config import ModelConfig
 from suzuri.processing.grammar_request import GrammarSpec
 
-VERSION = 3
+VERSION = 4
 """Raised with every change of a record; two processes with different ones refuse each other."""
 HEARTBEAT_SECONDS = 0.25
+
+
+OnPublish = Literal["finish", "continue", "restart"]
+"""What becomes of answers that are being drawn when new weights come. finish: the weights wait for
+them. continue: they go on from where they are, on the new weights, which read again what the old
+ones drew; every token keeps the version that drew it. restart: they begin anew."""
 
 
 class MediaInput(msgspec.Struct, frozen=True, array_like=True):
@@ -45,6 +51,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     seed: int = 0
     device: str = "cpu"
     text_only: bool = False
+    allow_updates: bool = False
+    """Whether new weights may come; what they need of running requests is kept."""
 
 
 class ChatStops(msgspec.Struct, frozen=True, array_like=True):
@@ -57,7 +65,7 @@ class ChatStops(msgspec.Struct, frozen=True, array_like=True):
 class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     """A request. `id` is the sender's, unique for the life of the engine; `wants_prompt` asks for
     the prompt's ids as the model reads them. `chat_stops`: None, stop strings are looked for in all
-    text."""
+    text. `may_restart`: with new weights it may begin anew; else it goes on."""
 
     id: int
     prompt: list[int]
@@ -69,6 +77,7 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     wants_prompt: bool = False
     grammar: GrammarSpec | None = None
     chat_stops: ChatStops | None = None
+    may_restart: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -77,7 +86,20 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     id: int
 
 
-Request = Load | Add | Abort
+class UpdateWeights(msgspec.Struct, frozen=True, kw_only=True, tag="update"):
+    """Take over the weights of a folder, as `version` (None: the next one). Refused, with the old
+    weights left as they are, where their hash is not `content_hash`, or `replaces` is not the
+    version of the old ones (None: whatever they are)."""
+
+    id: int
+    folder: str
+    version: int | None = None
+    content_hash: str | None = None
+    replaces: int | None = None
+    on_publish: OnPublish = "finish"
+
+
+Request = Load | Add | Abort | UpdateWeights
 
 
 # From the engine
@@ -104,6 +126,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     device: str
     weight_version: int
     fingerprint: dict[str, str]
+    content_hash: str | None = None
+    """Of the weights (model/content_hash.py); None for those that it was started with."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -144,13 +168,23 @@ class Waits(msgspec.Struct, frozen=True, array_like=True):
     prefill: float
 
 
+class Routed(msgspec.Struct, frozen=True, array_like=True):
+    """Experts of the tokens of prompt and answer but the last: uint8 of `shape` [T, L, K], in C
+    order (routing.py)."""
+
+    shape: tuple[int, int, int]
+    data: bytes
+
+
 class Event(msgspec.Struct, frozen=True, array_like=True):
     """What a step brought for sample `index` of a request: a token (None if none), text that may be
     shown, and its end.
 
     With a sample's first token come `cached`, prompt tokens that the prefix cache had, and `waits`;
     with that of sample 0 `prompt_logprobs`, one for each prompt token but the first. `at_fault`:
-    the `error` is the request's own.
+    the `error` is the request's own. `version`: of the weights that drew it. `restarted`: what came
+    before counts no more, and nothing else is in this event. With the end comes `routed`, if it was
+    asked for.
     """
 
     id: int
@@ -165,6 +199,9 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[Logprobs] | None = None
     waits: Waits | None = None
     at_fault: bool = False
+    version: int = 0
+    restarted: bool = False
+    routed: Routed | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True):
@@ -188,6 +225,29 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     stats: Stats
 
 
+class WeightsUpdated(msgspec.Struct, frozen=True, array_like=True, tag="updated"):
+    """Everything from here on is drawn by these weights. Seconds: of reading them beside the
+    requests, of waiting for answers to end, and of the pause in which they were written."""
+
+    id: int
+    version: int
+    content_hash: str
+    num_bytes: int
+    read_seconds: float
+    wait_seconds: float
+    pause_seconds: float
+
+
+class UpdateRefused(msgspec.Struct, frozen=True, array_like=True, tag="update_refused"):
+    """`kind`: the weights cannot be used ("invalid"), or are not those that were announced or may
+    come next ("conflict"): the old ones serve on. "lost": they were written in part, and the
+    engine's process ends."""
+
+    id: int
+    error: str
+    kind: Literal["invalid", "conflict", "lost"]
+
+
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
     """The process lives. `busy`: within a step, or with more to do; `steps` done so far."""
 
@@ -197,7 +257,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
 
 Reply = Progress | Ready | Failed
 """Before the engine is ready; records with names, as they are few."""
-Report = Accepted | Refused | Step | Heartbeat
+Report = Accepted | Refused | Step | WeightsUpdated | UpdateRefused | Heartbeat
 """From then on; arrays, as they are many."""
 
 FROM_LOADING = b"l"

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Many
 
 from suzuri.engine.engine import TokenEvent, TokenLogprobs
 from suzuri.engine.request import Request
+from suzuri.engine.routing import Routing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,8 @@ class CompletionOutput:
     finish_reason: "stop", "length", "abort", "deadline" or "error". stop_reason: the stop id or
     string, None for the model's own end of turn. `logprobs` and `cumulative_logprob` are of the
     untouched logits; `sampled_logprobs` of the distribution drawn from. token_ids include the stop
-    token, text leaves it out.
+    token, text leaves it out. `routing`, where it was asked for: of the tokens of prompt and sample
+    but the last one, which nothing was drawn from.
     """
 
     index: int
@@ -42,6 +44,7 @@ class CompletionOutput:
     sampled_logprobs: Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    routing: Routing | None = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -112,6 +115,7 @@ class OutputBuilder:
         if event.finish is not None:
             sample.finish = event.finish
             sample.stop = event.sequence.stop
+            sample.routing = event.sequence.routed
         return all(other.finish is not None for other in self._samples)
 
     def build(self, decode: Callable[[Many[int]], str]) -> RequestOutput:
@@ -158,6 +162,7 @@ class _Sample:
         self.logprobs: list[TokenLogprobs] = []
         self.finish: str | None = None
         self.stop: int | str | None = None
+        self.routing: Routing | None = None
 
     def build(
         self, spell: Callable[[Many[int]], str] | None, *, raw: bool, drawn: bool
@@ -176,6 +181,7 @@ class _Sample:
             ),
             finish_reason=self.finish,
             stop_reason=self.stop,
+            routing=self.routing,
         )
 
 

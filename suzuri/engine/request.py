@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from suzuri.engine.pages import Table
+from suzuri.engine.routing import Record, Routing
 from suzuri.engine.sampling_params import ResolvedSampling
 from suzuri.engine.stopping import StopChecker
 
@@ -28,7 +29,8 @@ class Media:
     """One picture or clip in a prompt: `count` tokens from `index` on, and what a tower reads.
 
     `inputs` is an array for the vision or audio tower; `features` what the tower made of it, filled
-    by the runner once and shared by all sequences of the request.
+    by the runner once and shared by all sequences of the request. `keeps_inputs`: they are kept
+    after that, in case the tower gets new weights.
     """
 
     index: int
@@ -37,6 +39,7 @@ class Media:
     digest: bytes
     inputs: Any
     features: Any = None
+    keeps_inputs: bool = False
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -47,7 +50,8 @@ class Request:
     prompt: list[int]
     keys: list[int]
     sampling: ResolvedSampling
-    root: Hashable
+    root: tuple[Hashable, ...]
+    """Version of the weights, and what keeps its cached prefixes apart."""
     priority: int = 0
     deadline: float | None = None
     media: list[Media] = dataclasses.field(default_factory=list[Media])
@@ -92,6 +96,7 @@ class Sequence:
         "points",
         "recomputed",
         "request",
+        "routing",
         "seed",
         "slot",
         "status",
@@ -139,6 +144,8 @@ class Sequence:
         """What the grammar allows next: a bit per row."""
         self.owes_mask = False
         """Whether the mask is still that of the token before (masks.py); it waits then."""
+        self.routing: Record | None = None
+        """Which experts its tokens went to, if the request asks; filled as steps are committed."""
         self.checker: StopChecker
         """Finds the end of the output, and its text."""
 
@@ -151,6 +158,11 @@ class Sequence:
     def is_prefilling(self) -> bool:
         """Whether more than the newest token is still to be run, or a resume point to be left."""
         return self.computed < self.length - 1 or bool(self.points)
+
+    @property
+    def routed(self) -> Routing | None:
+        """The experts of all its tokens but the newest, or of as many as have run."""
+        return None if self.routing is None else self.routing.first(len(self.tokens) - 1)
 
     def keys(self) -> list[int]:
         """The cache's names of all tokens."""

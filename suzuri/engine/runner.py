@@ -28,7 +28,7 @@ from suzuri.engine.request import Media
 from suzuri.engine.sampler import SLICE, Sampler, Scores, score
 from suzuri.engine.sampling_rows import RowState, plain
 from suzuri.engine.transfers import Download, upload
-from suzuri.model.batch import Batch, CacheView
+from suzuri.model.batch import Batch, CacheView, Routes
 from suzuri.model.cache import decoder_attentions
 from suzuri.model.inkling import Inkling
 from suzuri.model.sizes_workspace import decode_buckets, max_graphs
@@ -39,23 +39,27 @@ Integers = npt.NDArray[np.int64]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launched:
     """A step that was started: the works that sampled, in row order, and what they drew, on its
-    way to the host; prompt log-probs likewise."""
+    way to the host; prompt log-probs likewise, and `routing`: ids and weights of the tokens of all
+    works that ask for it (routing_records.py)."""
 
     sampling: list[Work]
-    ids: Download | None
-    raw: Download | None
-    sampled: Download | None
+    ids: Download | None = None
+    raw: Download | None = None
+    sampled: Download | None = None
     prompts: list[tuple[Work, Download]]
+    plan: Plan | None = None
+    routing: Download | None = None
 
 
 class _Rows(NamedTuple):
     """What the decoder made of a step: token ids [N] and hidden rows [N, D], the works' slots [S],
-    and the end row of each work."""
+    and the end row of each work; with `routes` the experts of all rows (Routes.stacked)."""
 
     token_ids_N: Tensor
     hidden_ND: Tensor
     slots_S: Tensor
     ends: list[int]
+    routes: tuple[Tensor, Tensor] | None
 
 
 class Runner:
@@ -115,16 +119,18 @@ class Runner:
         self.cache.restore(plan.restores)
         self._write_tables(plan)
         if not plan.works:
-            return Launched(sampling=[], ids=None, raw=None, sampled=None, prompts=[])
-        rows = self._replay(plan.works) or self._forward(plan.works)
+            return Launched(sampling=[], prompts=[], plan=plan)
+        records = any(work.sequence.routing is not None for work in plan.works)
+        rows = self._replay(plan.works, records) or self._forward(plan.works, records)
         hidden_ND, ends = rows.hidden_ND, rows.ends
         if self.observer is not None:
             self.observer(plan.works, rows.token_ids_N, hidden_ND)
         self.cache.snapshot(plan.after)
         prompts = self._prompt_logprobs(plan.works, hidden_ND, ends)
+        routing = self._routing(plan.works, rows)
         sampling = [work for work in plan.works if work.samples]
         if not sampling:
-            return Launched(sampling=[], ids=None, raw=None, sampled=None, prompts=prompts)
+            return Launched(sampling=[], prompts=prompts, plan=plan, routing=routing)
         last_SD, slots_S = hidden_ND, rows.slots_S
         if len(sampling) < hidden_ND.shape[0]:
             last = [end - 1 for work, end in zip(plan.works, ends, strict=True) if work.samples]
@@ -145,6 +151,8 @@ class Runner:
             raw=None if sampled.raw is None else Download(sampled.raw),
             sampled=None if sampled.sampled is None else Download(sampled.sampled),
             prompts=prompts,
+            plan=plan,
+            routing=routing,
         )
 
     def decode_rows(self, fields_3N: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
@@ -153,21 +161,51 @@ class Runner:
         batch = decode_batch(fields_3N, blocks, self.page_size, self._tables, layers)
         return batch.token_ids_N, self.model.decoder(batch)
 
-    def _replay(self, works: Many[Work]) -> "_Rows | None":
+    def decode_rows_and_routes(self, fields_3N: Tensor, blocks: int) -> tuple[Tensor, ...]:
+        """As `decode_rows`, and the experts of each row."""
+        layers = tuple(self.cache.layers)
+        batch = decode_batch(fields_3N, blocks, self.page_size, self._tables, layers)
+        routes = self._routes()
+        hidden_ND = self.model.decoder(dataclasses.replace(batch, routes=routes))
+        return batch.token_ids_N, hidden_ND, *routes.stacked()
+
+    def _routes(self) -> Routes:
+        return Routes(self.model.config.text.num_moe_layers)
+
+    def _replay(self, works: Many[Work], records: bool) -> "_Rows | None":
         """A decode step from its graph; None where there is none."""
         if self.graphs is None or not self.replays or not has_single_rows(works):
             return None
         blocks = max(work.start for work in works) // self.page_size + 1
-        step = self.graphs.run(self.decode_rows, works, blocks)
+        forward = self.decode_rows_and_routes if records else self.decode_rows
+        step = self.graphs.run(forward, works, blocks, more=records)
         if step is None:
             return None
-        ids_N, hidden_ND, slots_S = (x[: len(works)] for x in step)
-        return _Rows(ids_N, hidden_ND, slots_S, list(range(1, len(works) + 1)))
+        ids_N, hidden_ND, slots_S, *more = (x[: len(works)] for x in step)
+        routes = (more[0], more[1]) if records else None
+        return _Rows(ids_N, hidden_ND, slots_S, list(range(1, len(works) + 1)), routes)
 
-    def _forward(self, works: Many[Work]) -> "_Rows":
+    def _forward(self, works: Many[Work], records: bool) -> "_Rows":
         batch, ends = self._batch(works)
         assert batch.cache is not None
-        return _Rows(batch.token_ids_N, self.model.decoder(batch), batch.cache.conv_slots_S, ends)
+        ids_N, slots_S = batch.token_ids_N, batch.cache.conv_slots_S
+        if not records:
+            return _Rows(ids_N, self.model.decoder(batch), slots_S, ends, None)
+        routes = self._routes()
+        hidden_ND = self.model.decoder(dataclasses.replace(batch, routes=routes))
+        return _Rows(ids_N, hidden_ND, slots_S, ends, routes.stacked())
+
+    def _routing(self, works: Many[Work], rows: _Rows) -> Download | None:
+        """Experts of the works that ask."""
+        if rows.routes is None:
+            return None
+        asking = [
+            np.arange(end - work.count, end)
+            for work, end in zip(works, rows.ends, strict=True)
+            if work.sequence.routing is not None
+        ]
+        rows_M = self._moved(np.concatenate(asking))
+        return Download([x[rows_M] for x in rows.routes])
 
     def _row_state(self, work: Work) -> RowState:
         sequence = work.sequence
@@ -270,7 +308,8 @@ class Runner:
             assert tower is not None, f"no tower for {item.kind}"
             inputs = torch.as_tensor(item.inputs)
             item.features = tower(inputs.to(self.device))
-            item.inputs = None
+            if not item.keeps_inputs:
+                item.inputs = None
         return item.features
 
     def _prompt_logprobs(

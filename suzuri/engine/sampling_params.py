@@ -45,7 +45,8 @@ class SamplingParams:
     stop_token_ids: ids that do, besides the model's end of turn unless ignore_eos. seed: None draws
     one at admission; -1 is a seed like any other. logprobs, prompt_logprobs: raw log-probs of each
     token and of so many most likely ones (0: only the token's own; None: nothing).
-    sampled_logprobs: also those under the distribution drawn from.
+    sampled_logprobs: also those under the distribution drawn from. routing: record which experts
+    every token but the last one drawn went to (engine/routing.py).
     """
 
     n: int = 1
@@ -70,6 +71,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
+    routing: bool = False
 
     def __post_init__(self) -> None:
         for name, (low, high) in _WHOLE.items():
@@ -221,7 +223,7 @@ _REAL = {
 }
 _FLAGS = (
     *("ignore_eos", "include_stop_str_in_output", "sampled_logprobs"),
-    *("skip_special_tokens", "detokenize"),
+    *("skip_special_tokens", "detokenize", "routing"),
 )
 
 

@@ -106,7 +106,7 @@ class Scheduler:
             if plan.works or not self.running or will_go_on:
                 break
             # Prefills hold everything between them and none can go on: the last one gives way.
-            self._preempt(self.running[-1])
+            self.preempt(self.running[-1])
         # Last, so that what was preempted just now makes room for what was admitted.
         plan.tables, self._free_tables = self._free_tables, plan.tables
         self._publish_points()
@@ -357,7 +357,7 @@ class Scheduler:
         """
         while self._fitting(sequence, length - 1, 1) < 1:
             victim = self.running[-1]
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is sequence:
                 return False
         self._grow(plan, sequence, length)
@@ -375,7 +375,8 @@ class Scheduler:
         assert sequence.global_table is not None and sequence.local_table is not None
         return ("global", sequence.global_table), ("local", sequence.local_table)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
+        """It gives its state up and waits for its turn, where it was in the order."""
         self.counters.preemptions += 1
         sequence.recomputed = max(sequence.recomputed, sequence.computed)
         self.running.remove(sequence)

@@ -56,6 +56,12 @@ class Download:
             self._event.synchronize()
         return [cast(list[Any], _listed(x)) for x in self._tensors]
 
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """As `lists`, as arrays that share the memory."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [x.numpy() for x in self._tensors]
+
 
 def _pinned(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=True)

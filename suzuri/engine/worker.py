@@ -38,14 +38,18 @@ from suzuri.engine.messages import (
     Refused,
     Reply,
     Report,
+    Routed,
     Stats,
     Step,
+    UpdateWeights,
     Waits,
     encode,
     request_decoder,
 )
+from suzuri.engine.new_weights import WeightsLost
 from suzuri.engine.request import Media, Request, Sequence
 from suzuri.engine.sampling_params import SamplingParams
+from suzuri.engine.weight_updates import Updates
 from suzuri.log import get_logger, start_logging
 from suzuri.model.fingerprint import numerics_fingerprint
 from suzuri.processing.grammar import Grammar, GrammarCompiler
@@ -53,7 +57,8 @@ from suzuri.processing.grammar_request import GrammarSpec
 from suzuri.processing.tokenizer import Tokenizer
 
 IDLE_POLL_MS = 1000
-COMPILING_POLL_MS = 2
+THREADS_POLL_MS = 2
+"""While something is being made beside the requests."""
 COMPILE_SECONDS = 5.0
 """For one grammar."""
 COMPILE_QUEUE_SECONDS = 10.0
@@ -78,12 +83,14 @@ class _Compiling:
 
 @dataclasses.dataclass
 class _Live:
-    """A request in the engine: when it came, its samples that have not ended, and whether the
-    prompt's log-probs are owed."""
+    """A request in the engine: when it came, its samples that have not ended, whether the prompt's
+    log-probs are owed, and what to add again should it begin anew."""
 
+    request: Request
     since: float
     left: int
     owes_prompt: bool
+    again: Add | None
 
 
 class Worker:
@@ -97,6 +104,7 @@ class Worker:
         self._decoder = request_decoder()
         self._steps = 0
         self._busy = False
+        self._is_over = threading.Event()
         self._live: dict[str, _Live] = {}
         """By the engine's id."""
         self._begun: dict[Sequence, float] = {}
@@ -106,6 +114,10 @@ class Worker:
         self._compiler: GrammarCompiler | None = None
         self._compiling: list[_Compiling] = []
         self._compiled_now: Future[Grammar] | None = None
+        self._updates = Updates(self._report)
+        self._allows_updates = False
+        self._held: list[tuple[Add, Grammar | None, float]] = []
+        """Requests that wait for new weights."""
 
     def _connect(self, kind: int, folder: str, name: str) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)
@@ -127,10 +139,18 @@ class Worker:
             self._reply(Failed(str(error)))
             self._context.destroy(linger=2000)
             return 2
-        threading.Thread(target=self._beat, daemon=True).start()
+        beat = threading.Thread(target=self._beat, daemon=True)
+        beat.start()
         self._reply(_ready(load, engine))
-        while True:
-            self.turn(engine)
+        try:
+            while True:
+                self.turn(engine)
+        except WeightsLost as error:
+            log.error("%s; the engine ends, as it has no whole weights", error)
+            self._is_over.set()
+            beat.join()
+            self._context.destroy(linger=2000)
+            return 1
 
     def _load(self, load: Load) -> Engine:
         last = 0.0
@@ -157,16 +177,19 @@ class Worker:
         self._reply(Progress("warming up"))
         warm_up(engine)
         self._token_bytes = tokenizer.token_bytes
+        self._allows_updates = load.allow_updates
         self._compiler = GrammarCompiler(engine.vocabulary, tokenizer.token_bytes)
         return engine
 
     def turn(self, engine: Engine) -> None:
         """Take what has come, run one step."""
-        idle = COMPILING_POLL_MS if self._compiling else IDLE_POLL_MS
+        has_threads = self._compiling or self._updates.is_under_way
+        idle = THREADS_POLL_MS if has_threads else IDLE_POLL_MS
         while self._requests.poll(0 if engine.has_work else idle):
             self._take(engine, self._requests.recv())
             idle = 0
         self._add_compiled(engine)
+        self._update(engine)
         if not engine.has_work:
             return
         self._busy = True
@@ -177,7 +200,7 @@ class Worker:
         if counters.admissions != admitted:
             for sequence in engine.scheduler.running:
                 self._begun.setdefault(sequence, self._step_began)
-        events = [self._event(event) for event in brought]
+        events = [self._event(event) for event in brought if not self._is_set_back(event)]
         self._steps += 1
         computed = counters.computed_tokens - computed
         self._report(Step(events, _stats(engine, self._steps, computed)))
@@ -187,7 +210,10 @@ class Worker:
         message = self._decoder.decode(data)
         if isinstance(message, Abort):
             self._compiling = [item for item in self._compiling if item.add.id != message.id]
+            self._held = [held for held in self._held if held[0].id != message.id]
             engine.abort(str(message.id))
+        elif isinstance(message, UpdateWeights):
+            self._updates.begin(engine, message)
         elif isinstance(message, Add):
             now = time.monotonic()
             if message.grammar is None:
@@ -224,15 +250,52 @@ class Worker:
             self._compiled_now = item.grammar
         return item.grammar
 
+    def _update(self, engine: Engine) -> None:
+        """New weights, if there are any; then those who waited for them."""
+        again: list[_Live] = []
+
+        def set_back() -> None:
+            again.extend(live for live in self._live.values() if live.again is not None)
+            for live in again:
+                del self._live[live.request.id]
+                engine.abort(live.request.id)
+                for sequence in live.request.sequences:
+                    self._begun.pop(sequence, None)
+
+        if self._updates.is_under_way:
+            self._busy = False  # writing may take longer than any step
+            self._updates.look(engine, set_back)
+        for live in again:
+            assert live.again is not None
+            self._add(engine, live.again, None, live.since)
+        if again:
+            events = [Event(int(live.request.id), 0, None, "", restarted=True) for live in again]
+            self._report(Step(events, _stats(engine, self._steps, 0)))
+        if self._held and not self._updates.holds_requests:
+            held, self._held = self._held, []
+            for one in held:
+                self._add(engine, *one)
+
+    def _is_set_back(self, event: TokenEvent) -> bool:
+        """Whether it is of a request that has begun anew since, under the same id."""
+        live = self._live.get(event.sequence.request.id)
+        return live is None or live.request is not event.sequence.request
+
     def _add(self, engine: Engine, add: Add, grammar: Grammar | None, since: float) -> None:
+        if self._updates.holds_requests:
+            self._held.append((add, grammar, since))
+            return
+        left = None
+        if add.deadline is not None:
+            left = max(add.deadline - (time.monotonic() - since), 1e-3)
         try:
             request = engine.add(
                 str(add.id),
                 add.prompt,
                 add.params,
-                media=[_media(item) for item in add.media],
+                media=_checked_media(engine, add, keeps_inputs=self._allows_updates),
                 priority=add.priority,
-                deadline=add.deadline,
+                deadline=left,
                 salt=add.salt,
                 grammar=grammar,
             )
@@ -249,7 +312,10 @@ class Worker:
                     limit=sequence.limit - sequence.num_prompt,
                 )
         self._busy = True
-        self._live[request.id] = _Live(since, add.params.n, add.params.prompt_logprobs is not None)
+        self._live[request.id] = _Live(
+            *(request, since, add.params.n, add.params.prompt_logprobs is not None),
+            again=add if add.may_restart and self._allows_updates else None,
+        )
         ids = engine.vocabulary.to_ids(request.prompt) if add.wants_prompt else None
         self._report(Accepted(add.id, len(request.prompt), ids))
 
@@ -283,13 +349,14 @@ class Worker:
             prompt_logprobs=prompt,
             waits=waits,
             at_fault=sequence.at_fault,
+            version=event.version,
+            routed=None if event.finish is None else _routed(sequence),
         )
 
     def _beat(self) -> None:
-        while True:
+        while not self._is_over.wait(HEARTBEAT_SECONDS):
             beat = Heartbeat(self._steps, self._busy)
             self._beats.send_multipart([FROM_RUNNING, encode(beat)])
-            time.sleep(HEARTBEAT_SECONDS)
 
     def _reply(self, message: Reply) -> None:
         self._reports.send_multipart([FROM_LOADING, encode(message)])
@@ -362,7 +429,26 @@ def _logprobs(found: TokenLogprobs) -> Logprobs:
     return Logprobs(found.raw, found.sampled, found.top)
 
 
-def _media(item: MediaInput) -> Media:
+def _routed(sequence: Sequence) -> Routed | None:
+    routing = sequence.routed
+    if routing is None:
+        return None
+    tokens, layers, experts = routing.experts_TLK.shape
+    return Routed((tokens, layers, experts), routing.experts_TLK.tobytes())
+
+
+def _checked_media(engine: Engine, add: Add, *, keeps_inputs: bool) -> list[Media]:
+    """Raises ValueError where ids that the model has no row for, and that are spelled with others,
+    would move the places of media."""
+    if add.media and len(engine.vocabulary.expand(add.prompt)) != len(add.prompt):
+        raise ValueError(
+            "prompt tokens beside media must be ids that the model has rows for; spell the others "
+            "in bytes"
+        )
+    return [_media(item, keeps_inputs) for item in add.media]
+
+
+def _media(item: MediaInput, keeps_inputs: bool) -> Media:
     inputs = np.frombuffer(item.data, dtype=item.dtype).reshape(item.shape)
     return Media(
         index=item.index,
@@ -370,6 +456,7 @@ def _media(item: MediaInput) -> Media:
         kind=item.kind,
         digest=item.digest,
         inputs=inputs.copy(),  # writable, as a tensor is made of it
+        keeps_inputs=keeps_inputs,
     )
 
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from suzuri.types import Answer, Prompt
+from suzuri.types import Answer, Array, Prompt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,12 @@ class Env(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Turn:
+    """`scores`: what other models say of the answer's tokens, by who says it, [T] each: log-probs
+    of a "teacher" or a "reference", values of a critic."""
+
     prompt: Prompt
     answer: Answer
+    scores: Mapping[str, Array] = dataclasses.field(default_factory=dict[str, Array])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +47,8 @@ class Trajectory:
     """An attempt that was played. `status`: "over" (by the environment's own rules), "truncated"
     (an answer or the conversation became too long), "timed_out", "failed" (`error` says why).
 
-    `reward`: None where the environment gave none, or a number that is none (NaN).
+    `reward`: None where the environment gave none, or a number that is none (NaN, or
+    beyond 1e30).
     """
 
     turns: Sequence[Turn]

@@ -68,7 +68,7 @@ class Mixture:
         """The task at a place from 0 on."""
         if position < 0:
             raise ValueError(f"position = {position}: must be 0 or more")
-        rng = random.Random(_seed_of(self.seed, self.split, position))
+        rng = random.Random(place_seed(self.seed, self.split, position))
         names = [name for name, weight in self.weights.items() if weight > 0]
         weights = [self.weights[name] for name in names]
         kind, _, variant = rng.choices(names, weights)[0].partition("/")
@@ -113,6 +113,7 @@ def _check_name(name: str) -> None:
         raise ValueError(f"weights: {kind} has no {variant!r}; it has {', '.join(VARIANTS[kind])}")
 
 
-def _seed_of(seed: int, split: str, position: int) -> int:
+def place_seed(seed: int, split: str, position: int) -> int:
+    """What is drawn at a place, on every machine."""
     text = f"{seed}:{split}:{position}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big")

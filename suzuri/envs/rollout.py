@@ -1,18 +1,22 @@
 """Playing an environment to its end. Tokens go in and out: no answer is spelled and read again.
 
-No torch here.
+Every attempt's environment has a thread of its own (guard.py). No torch here.
 """
 
 # pyright: strict
 
 import asyncio
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from suzuri.envs.env import Env, EnvGroup, Trajectory, Turn
-from suzuri.envs.guard import Fault, guarded
-from suzuri.types import SampleParams, Sampler
+from suzuri.envs.env import Env, EnvGroup, Outcome, Trajectory, Turn
+from suzuri.envs.guard import Fault, Result, Stage, guarded
+from suzuri.types import Answer, Prompt, SampleParams, Sampler
+
+MAX_REWARD = 1e30
+"""A reward beyond it, either way, is none: advantages are fp32."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,10 +33,15 @@ class Limits:
     """Tokens of prompt and answer together."""
 
     env_seconds: float = 30.0
-    """What the environment may take for one answer, before the attempt counts as timed out."""
+    """What the environment may take for one answer, before the attempt counts as timed out. Longer
+    it holds up nothing, whatever it does."""
 
     temperature: float = 1.0
     """0: the most likely answer, for evaluation."""
+
+    routing: bool = False
+    """Answers say which experts their tokens went to, and a trainer lets them go there again: for
+    data of older weights, whose router may have chosen otherwise."""
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "max_turns", "max_context"):
@@ -46,7 +55,7 @@ class Limits:
 
 
 async def rollout(env: Env, sampler: Sampler, limits: Limits, seed: int) -> Trajectory:
-    """Plays `env`. Raises nothing but cancellation: what goes wrong is in the trajectory's status.
+    """Plays `env`. What goes wrong is in the trajectory's status; only SamplerLost is raised.
 
     `seed` and the number of the turn decide what is drawn.
     """
@@ -60,8 +69,10 @@ async def rollout(env: Env, sampler: Sampler, limits: Limits, seed: int) -> Traj
             turns=turns, reward=reward, status=status, error=error, metrics=dict(metrics)
         )
 
+    seconds, stage = limits.env_seconds, None
     try:
-        prompt = await guarded(env.initial(), limits.env_seconds)
+        stage = await Stage.opened(seconds)
+        prompt = await stage.run(functools.partial(_first, env), seconds)
         while True:
             room = limits.max_context - len(prompt.tokens)
             if room < 1 or len(turns) == limits.max_turns:
@@ -70,12 +81,13 @@ async def rollout(env: Env, sampler: Sampler, limits: Limits, seed: int) -> Traj
                 max_tokens=min(limits.max_tokens, room),
                 temperature=limits.temperature,
                 seed=seed + len(turns),
+                routing=limits.routing,
             )
             answer = await guarded(sampler.sample(prompt, params), None)
             turns.append(Turn(prompt=prompt, answer=answer))
             if answer.finish == "error":
                 return ended("failed", answer.error)
-            outcome = await guarded(env.step(answer), limits.env_seconds)
+            outcome = await stage.run(functools.partial(_next, env, answer), seconds)
             total = _added(total, outcome.reward)
             metrics |= outcome.metrics
             if outcome.prompt is None:
@@ -84,20 +96,36 @@ async def rollout(env: Env, sampler: Sampler, limits: Limits, seed: int) -> Traj
     except Fault as fault:
         who = "the environment " if fault.status == "timed_out" else ""
         return ended(fault.status, f"{who}{fault}")
+    finally:
+        if stage is not None:
+            stage.close()
 
 
 async def play_group(
     group: EnvGroup, sampler: Sampler, limits: Limits, seeds: Sequence[int]
 ) -> list[Trajectory]:
-    """An attempt per seed, all at the same time, with the rewards that the group adds."""
-    envs = group.envs(len(seeds))
+    """An attempt per seed, all at the same time, with the rewards that the group adds. Raises
+    ValueError for a group that makes another number of environments."""
+
+    async def make() -> Sequence[Env]:
+        return list(group.envs(len(seeds)))
+
+    async def judge() -> list[float | None]:
+        return [_number(reward) for reward in await group.rewards(found)]
+
+    try:
+        envs = await _on_stage(make, limits.env_seconds)
+    except Fault as fault:
+        error = f"environments of the group: {fault}"
+        lost = Trajectory(turns=(), reward=None, status=fault.status, error=error)
+        return [lost] * len(seeds)
     if len(envs) != len(seeds):
         raise ValueError(f"{group.name}: made {len(envs)} environments, asked for {len(seeds)}")
     found = await asyncio.gather(
         *(rollout(env, sampler, limits, seed) for env, seed in zip(envs, seeds, strict=True))
     )
     try:
-        extra = await guarded(group.rewards(found), limits.env_seconds)
+        extra = await _on_stage(judge, limits.env_seconds)
         if len(extra) != len(found):
             raise Fault("failed", f"{len(extra)} rewards for {len(found)} attempts")
     except Fault as fault:
@@ -111,8 +139,39 @@ async def play_group(
     ]
 
 
+async def _on_stage(call: Callable[[], Awaitable[Result]], seconds: float) -> Result:
+    stage = await Stage.opened(seconds)
+    try:
+        return await stage.run(call, seconds)
+    finally:
+        stage.close()
+
+
+async def _first(env: Env) -> Prompt:
+    return _is_a(Prompt, await env.initial())
+
+
+async def _next(env: Env, answer: Answer) -> Outcome:
+    """What the environment said, with a reward that is a number or None."""
+    outcome = _is_a(Outcome, await env.step(answer))
+    if outcome.prompt is not None:
+        _is_a(Prompt, outcome.prompt)
+    metrics = dict(outcome.metrics)
+    return dataclasses.replace(outcome, reward=_number(outcome.reward), metrics=metrics)
+
+
+def _is_a(kind: type[Result], found: object) -> Result:
+    if not isinstance(found, kind):
+        raise TypeError(f"gave {type(found).__name__}, not {kind.__name__}")
+    return found
+
+
+def _number(reward: float | None) -> float | None:
+    return None if reward is None else float(reward)
+
+
 def _added(total: float | None, more: float | None) -> float | None:
     if total is None or more is None:
         return None
-    value = total + float(more)
-    return value if math.isfinite(value) else None
+    value = total + more
+    return value if abs(value) <= MAX_REWARD else None

@@ -1,9 +1,13 @@
 """Python code of a model, run in a process of its own with limits. No torch here.
 
-What holds: time, processor time, memory, output, files and processes are bounded; the code sees no
-environment variable, no file descriptor and no module but the standard library; where the system
-allows it (`is_cut_off`), no network. What does not: it may read files that this user may read. For
-code that somebody hostile wrote, run the whole sampler in a container.
+What holds everywhere: time, processor time, memory and the size of a file are bounded, and so is
+what comes back; the code sees no environment variable, no file descriptor and no module but the
+standard library. On Linux, where the system lets a process be shut in (`is_shut_in`), the code also
+has no network, sees and signals no other process, reads no file but the standard library and the
+system's, writes to an empty folder of bounded size alone, and nothing of it outlives the run. What
+does not hold: a hole in the kernel is not held off, nor is all memory bounded at once: each of
+`processes` may take `memory_mb`. Where `is_shut_in` is false the code may read and write what this
+user may, and signal what this user runs: `required` then refuses. sandbox_process.py does it.
 """
 
 # pyright: strict
@@ -15,23 +19,11 @@ import os
 import signal
 import sys
 import tempfile
+from pathlib import Path
 
-RUNNER = """
-import ctypes, os, resource, sys
-seconds, memory, size, processes, tell = map(int, sys.argv[1:6])
-flags = 0x10000000 | 0x40000000  # CLONE_NEWUSER, CLONE_NEWNET
-cut_off = ctypes.CDLL(None, use_errno=True).unshare(flags) == 0
-os.write(tell, b"1" if cut_off else b"0")
-os.close(tell)
-for limit, value in (
-    (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, size),
-    (resource.RLIMIT_NPROC, processes), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_CORE, 0),
-):
-    resource.setrlimit(limit, (value, value))
-code = sys.stdin.read()
-sys.argv[:] = ["-"]
-exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})
-"""
+from suzuri.envs import sandbox_process
+
+END_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,50 +40,60 @@ class SandboxLimits:
     """Of what is printed and reported; the rest is dropped and said to be."""
 
     file_mb: int = 1
-    """Of any file that is written, in a folder that is removed afterwards."""
+    """Of any file that is written, in a folder that is removed afterwards; of all of them together
+    eight times as much."""
 
-    processes: int = 64
-    """Of this user in all, so well above what else runs."""
+    processes: int = 16
+    """Processes and threads. Where the code is not shut in: of this user in all, root excepted."""
+
+    required: bool = False
+    """Whether code is refused where the system does not let it be shut in."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name in ("seconds", "memory_mb", "output_bytes", "file_mb", "processes"):
+            value = getattr(self, name)
             if not 0 < value < 2**40:
-                raise ValueError(f"{field.name} = {value!r}: must be above 0")
+                raise ValueError(f"{name} = {value!r}: must be above 0")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CodeResult:
     """What a run printed, errors included. `status`: "ok", "error" (an exception or another exit
-    code), "timed_out". `is_cut_off`: whether it had no network."""
+    code), "timed_out". `is_cut_off`: whether it had no network; `is_shut_in`: whether it saw no
+    files and processes either."""
 
     output: str
     status: str
     is_cut_off: bool
+    is_shut_in: bool
 
 
 async def run_python(code: str, limits: SandboxLimits | None = None) -> CodeResult:
     """Runs `code` as a program. A caller that is cancelled ends it."""
     limits = limits or SandboxLimits()
     told, tell = os.pipe()
-    words = (
-        str(int(limits.seconds) + 1),
-        str(limits.memory_mb << 20),
-        str(limits.file_mb << 20),
-        str(limits.processes),
+    numbers = (
+        int(limits.seconds) + 1,
+        limits.memory_mb << 20,
+        limits.file_mb << 20,
+        limits.file_mb << 23,
+        limits.processes + 2,  # those that watch it are two
+        tell,
+        limits.required,
     )
     with tempfile.TemporaryDirectory(prefix="suzuri-code-") as folder:
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-S", "-u", "-c", RUNNER, *words, str(tell),
+                *(sys.executable, "-I", "-S", "-u", str(Path(sandbox_process.__file__))),
+                *(str(int(number)) for number in numbers),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 cwd=folder,
-                env={"PATH": "/usr/bin:/bin", "HOME": folder, "LANG": "C.UTF-8"},
+                env={"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8"},
                 start_new_session=True,
                 pass_fds=(tell,),
-            )  # fmt: skip
+            )
         finally:
             os.close(tell)
         try:
@@ -99,10 +101,27 @@ async def run_python(code: str, limits: SandboxLimits | None = None) -> CodeResu
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            is_cut_off = os.read(told, 1) == b"1"
+            shut_out = int(os.read(told, 1) or b"0")
             os.close(told)
+            await _ended(process)
+    return CodeResult(
+        output=output,
+        status=status,
+        is_cut_off=shut_out >= sandbox_process.NETWORK,
+        is_shut_in=shut_out == sandbox_process.EVERYTHING,
+    )
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Returns once nothing is left of a process that was killed. What it wrote must be read: with a
+    full buffer asyncio reads no more, and never sees the end. Where it was not shut in, something
+    of it may live on and hold the pipe: that is not waited for."""
+    assert process.stdout is not None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(END_SECONDS):
+            while await process.stdout.read(65536):
+                pass
             await process.wait()
-    return CodeResult(output=output, status=status, is_cut_off=is_cut_off)
 
 
 async def _watched(

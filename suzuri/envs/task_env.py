@@ -5,8 +5,9 @@ No torch here.
 
 # pyright: strict
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+import inspect
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Protocol
 
 from suzuri.envs.chat_prompts import ChatPrompts
 from suzuri.envs.env import Env, Outcome, Trajectory
@@ -36,7 +37,10 @@ class Gradable(Protocol):
 
     def reply(self, answer: Message) -> tuple[Message, ...]: ...
 
-    def grade(self, answer: Sequence[Message]) -> float: ...
+    def grade(self, answer: Sequence[Message]) -> float | Awaitable[float]:
+        """The reward of what was said after `messages`; to be awaited where finding it takes
+        time."""
+        ...
 
 
 class TaskEnv:
@@ -72,7 +76,8 @@ class TaskEnv:
         if not replies and self._toolbox is not None:
             replies = await self._toolbox.replies(message)
         if not replies:
-            return Outcome(reward=task.grade(self._turns))
+            reward: Any = task.grade(self._turns)
+            return Outcome(reward=await reward if inspect.isawaitable(reward) else reward)
         said = [*task.messages, *self._turns]
         self._prompt = self._prompts.after(
             self._prompt, answer, said, replies, self._tools, task.effort

@@ -221,6 +221,23 @@ def spread(work: int, parts: int, run: Callable[[int, int], None]) -> None:
         part.result()
 
 
+def share(parts: int, run: Callable[[int, int], None], *, at_once: int) -> None:
+    """As `spread`, in pieces of `at_once` parts that whoever is free takes next: for long work that
+    only reads or writes memory, where a thread that others hold up is not to hold up all."""
+    pieces = iter(range(0, parts, at_once))  # each is taken once, whichever thread asks
+
+    def take() -> None:
+        for first in pieces:
+            run(first, min(first + at_once, parts))
+
+    threads = min(torch.get_num_threads(), -(-parts // at_once))
+    others = [_pool().submit(take) for _ in range(threads - 1)]
+    take()
+    for other in others:
+        if not other.cancel():  # it has begun
+            other.result()
+
+
 def words(x: Tensor) -> Array:
     """A bf16 tensor as its bits, shared; others as they are."""
     return array(x.view(torch.uint16) if x.dtype == torch.bfloat16 else x)

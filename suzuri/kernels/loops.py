@@ -6,8 +6,11 @@ import numpy as np
 from torch import Tensor
 
 from suzuri.kernels.arrays import Array, array
-from suzuri.kernels.compiled import SMALL_PRODUCT, loop, number, spread
+from suzuri.kernels.compiled import SMALL_PRODUCT, loop, number, share, spread
 from suzuri.kernels.micro import LANES, VECTORS, WIDTH, add_product, make_tile
+
+BLOCKS_AT_ONCE = 128
+"""Blocks of words, 2 MB together, that a thread reads before it looks for more."""
 
 
 @loop
@@ -302,3 +305,41 @@ def exp_all(x: Tensor, y: Tensor) -> None:
     """y = exp(x) for contiguous fp32 CPU tensors."""
     flat, out = array(x).reshape(-1), array(y).reshape(-1)
     exps(flat, out)
+
+
+def block_sums(words: Array, keys: Array, found: Array) -> None:
+    """int64 `found` [blocks]: of int32 `words`, as many at a time as there are keys, each times its
+    key, modulo 2^64."""
+
+    def some(first: int, last: int) -> None:
+        _block_sums(words, keys, found, first, last)
+
+    share(found.size, some, at_once=BLOCKS_AT_ONCE)
+
+
+@loop
+def _block_sums(words, keys, found, first, last):
+    """Four at a time: a key is loaded once for all, and memory is read in several places."""
+    n, block = keys.size, first
+    while block + 4 <= last and (block + 4) * n <= words.size:
+        start = block * n
+        a = words[start : start + n]
+        b = words[start + n : start + 2 * n]
+        c = words[start + 2 * n : start + 3 * n]
+        d = words[start + 3 * n : start + 4 * n]
+        s, t, u, v = 0, 0, 0, 0
+        for i in range(n):
+            key = keys[i]
+            s += a[i] * key
+            t += b[i] * key
+            u += c[i] * key
+            v += d[i] * key
+        found[block], found[block + 1], found[block + 2], found[block + 3] = s, t, u, v
+        block += 4
+    while block < last:
+        own = words[block * n : (block + 1) * n]
+        total = 0
+        for i in range(own.size):
+            total += own[i] * keys[i]
+        found[block] = total
+        block += 1

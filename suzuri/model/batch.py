@@ -54,6 +54,29 @@ class CacheView:
     conv_slots_S: Tensor
 
 
+class Routes:
+    """The experts of a forward, written by its layers with experts, of which `count` are waited
+    for: what they chose, or were given."""
+
+    def __init__(self, count: int) -> None:
+        self._experts: list[Tensor | None] = [None] * count
+        self._weights: list[Tensor | None] = [None] * count
+
+    def put(self, index: int, experts_NK: Tensor, weights_NJ: Tensor) -> None:
+        """`index`: the layer's place among those with experts. Put again, it counts once."""
+        self._experts[index] = experts_NK.to(torch.uint8)
+        self._weights[index] = weights_NJ.detach()
+
+    def stacked(self) -> tuple[Tensor, Tensor]:
+        """Ids [N, L, K] uint8 in slot order, a byte each (so of at most 256 experts), and weights
+        [N, L, J] fp32 (at least), of these slots and then of the shared experts. Of at least one
+        layer."""
+        experts = [x for x in self._experts if x is not None]
+        weights = [x for x in self._weights if x is not None]
+        assert len(experts) == len(self._experts), "a layer has not run"
+        return torch.stack(experts, 1), torch.stack(weights, 1)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
     """Packed tokens and, when decoding, the view of their cache.
@@ -64,6 +87,10 @@ class Batch:
     embedded input is replaced by media_features_MD[m]. Without a cache every sequence starts at
     position 0; with one, at first_positions_S. What ops find out about these tensors they keep for
     as long as the tensors do not change (kernels/kept.py).
+
+    given_experts_LNK [L, N, K] int64, L the layers with experts: ids, rising, to take in place of
+    the router's choice; negative: none are given for this row. `routes` is told what each of these
+    layers took.
     """
 
     token_ids_N: Tensor
@@ -73,6 +100,8 @@ class Batch:
     media_rows_M: Tensor | None = None
     media_features_MD: Tensor | None = None
     cache: CacheView | None = None
+    given_experts_LNK: Tensor | None = None
+    routes: Routes | None = None
 
     @functools.cached_property
     def first_positions_S(self) -> Tensor:

@@ -150,6 +150,11 @@ class TextConfig:
         assert 0 <= layer < self.num_hidden_layers, f"no layer {layer}"
         return layer < self.dense_mlp_idx
 
+    @property
+    def num_moe_layers(self) -> int:
+        """Layers with experts: the last ones."""
+        return max(0, self.num_hidden_layers - self.dense_mlp_idx)
+
     def attention(self, layer: int) -> AttentionConfig:
         """Attention of one layer."""
         if self.is_local(layer):

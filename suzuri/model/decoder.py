@@ -19,7 +19,8 @@ class Layer(nn.Module):
     """One block: attention, then an MLP, each with a norm before, a short conv after, and a
     residual.
 
-    `layer` is its index in the cache. Draft depths use the same block with a dense MLP.
+    `layer` is its index in the cache, `moe_index` its place among the layers with experts; None:
+    its MLP is dense, as in draft depths.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Layer(nn.Module):
         text: TextConfig,
         attention: AttentionConfig,
         *,
-        dense: bool,
+        moe_index: int | None,
         nvfp4: bool = False,
         layer: int,
         position_offset: int = 0,
@@ -49,15 +50,17 @@ class Layer(nn.Module):
         self.mlp_norm = RMSNorm(hidden, eps, dtype)
         self.mlp = (
             DenseMLP(hidden, text.dense_intermediate_size, dtype)
-            if dense
-            else MoE(text, dtype, nvfp4=nvfp4)
+            if moe_index is None
+            else MoE(text, dtype, index=moe_index, nvfp4=nvfp4)
         )
         self.mlp_conv = ShortConv(hidden, taps, layer=layer, stream="mlp", dtype=dtype)
 
     def forward(self, h_ND: Tensor, batch: Batch) -> Tensor:
         # A short conv already contains its own residual; the block's is added on top.
         h_ND = h_ND + self.attn_conv(self.attn(self.attn_norm(h_ND), batch), batch)
-        return h_ND + self.mlp_conv(self.mlp(self.mlp_norm(h_ND)), batch)
+        x_ND = self.mlp_norm(h_ND)
+        y_ND = self.mlp(x_ND) if isinstance(self.mlp, DenseMLP) else self.mlp(x_ND, batch=batch)
+        return h_ND + self.mlp_conv(y_ND, batch)
 
 
 class Embedding(nn.Module):
@@ -82,7 +85,7 @@ class Decoder(nn.Module):
             Layer(
                 text,
                 text.attention(i),
-                dense=text.is_dense(i),
+                moe_index=None if text.is_dense(i) else i - text.dense_mlp_idx,
                 nvfp4=i in nvfp4_layers,
                 layer=i,
                 dtype=dtype,

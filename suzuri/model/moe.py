@@ -7,6 +7,7 @@ from suzuri.kernels.exact import at_least_fp32
 from suzuri.kernels.moe_experts import moe_experts
 from suzuri.kernels.router import router
 from suzuri.kernels.swiglu import swiglu
+from suzuri.model.batch import Batch
 from suzuri.model.config import TextConfig
 from suzuri.model.linear import Linear
 from suzuri.model.quantization import Nvfp4Experts
@@ -43,8 +44,11 @@ class Router(nn.Module):
         self.bias = nn.Parameter(torch.empty(routed, dtype=wide), requires_grad=False)
         self.global_scale = nn.Parameter(torch.empty(1, dtype=wide))
 
-    def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(chosen ids [N, K] ascending, weights [N, K+S], raw logits [N, R+S])."""
+    def forward(
+        self, x_ND: Tensor, *, given_NK: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(chosen ids [N, K] ascending, weights [N, K+S], raw logits [N, R+S]); `given_NK` in place
+        of the choice (kernels/router)."""
         return router(
             x_ND,
             self.weight,
@@ -52,6 +56,7 @@ class Router(nn.Module):
             self.global_scale,
             num_experts_per_token=self.num_experts_per_token,
             route_scale=self.route_scale,
+            given_NK=given_NK,
         )
 
 
@@ -59,11 +64,15 @@ class MoE(nn.Module):
     """Mixture of experts [N, D] -> [N, D]; shared experts are stacked behind the routed ones.
 
     With `nvfp4` the routed experts are held quantised, and the parameters hold the shared ones
-    alone. The sums are those of a model that holds the dequantised values, bit for bit.
+    alone. The sums are those of a model that holds the dequantised values, bit for bit. `index` is
+    its place among the layers with experts.
     """
 
-    def __init__(self, config: TextConfig, dtype: torch.dtype, *, nvfp4: bool = False) -> None:
+    def __init__(
+        self, config: TextConfig, dtype: torch.dtype, *, index: int, nvfp4: bool = False
+    ) -> None:
         super().__init__()
+        self.index = index
         self.num_routed = config.n_routed_experts
         self.num_experts = config.n_routed_experts + config.n_shared_experts
         hidden, width = config.hidden_size, config.intermediate_size
@@ -74,8 +83,13 @@ class MoE(nn.Module):
         self.routed_gate_up = Nvfp4Experts(self.num_routed, 2 * width, hidden) if nvfp4 else None
         self.routed_down = Nvfp4Experts(self.num_routed, hidden, width) if nvfp4 else None
 
-    def forward(self, x_ND: Tensor) -> Tensor:
-        experts_NK, weights_NJ, _ = self.router(x_ND)
+    def forward(self, x_ND: Tensor, *, batch: Batch | None = None) -> Tensor:
+        """`batch` says which experts to take, and who wants to know."""
+        given_LNK = None if batch is None else batch.given_experts_LNK
+        given_NK = None if given_LNK is None else given_LNK[self.index]
+        experts_NK, weights_NJ, _ = self.router(x_ND, given_NK=given_NK)
+        if batch is not None and batch.routes is not None:
+            batch.routes.put(self.index, experts_NK, weights_NJ)
         gate_up_EFD = _all_experts(self.routed_gate_up, self.gate_up)
         down_EDF = _all_experts(self.routed_down, self.down)
         return moe_experts(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)

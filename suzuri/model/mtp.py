@@ -28,7 +28,7 @@ class DraftDepth(nn.Module):
         self.block = Layer(
             config.text,
             config.depth_attention(depth),
-            dense=True,
+            moe_index=None,
             layer=depth,
             position_offset=depth + 1,
             dtype=dtype,

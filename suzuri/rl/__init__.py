@@ -1,5 +1,5 @@
 """Reinforcement learning: a sampler plays, an algorithm judges, a trainer learns.
 
-Reading order: algorithms/group.py, algorithms/grpo.py, samples.py, loop.py. Public: `RlConfig`,
-`run_rl`, and for recipes the algorithms.
+Reading order: algorithms/group.py, algorithms/grpo.py, samples.py, drawing.py, learning.py,
+loop.py. Public: `RlConfig`, `run_rl`, `history.check`, and for recipes the algorithms.
 """

@@ -15,10 +15,18 @@ from suzuri.envs.rollout import Limits
 from suzuri.rl.algorithms.group import Algorithm
 from suzuri.rl.algorithms.grpo import Grpo
 from suzuri.rl.correction import Correction
-from suzuri.rl.loop import Schedule
 from suzuri.training.config import OptimizerConfig, TrainingConfig
 
 MAX_SEED = 2**62
+COUNTS = (
+    *("steps", "groups", "group_size", "minibatches", "most_rounds"),
+    *("save_every", "keep", "max_running"),
+)
+SCORES = {
+    "teacher": "it is for Distillation()",
+    "reference": "it is for a kl_coefficient above 0",
+}
+"""Other models that can say something of every token, and what for."""
 
 MakeProblems = Callable[[ChatPrompts], Problems]
 """Makes problems for one model, whose ids the prompts are in."""
@@ -54,6 +62,36 @@ class EvaluationConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class DebugConfig:
+    """One half of a run without the other, to find out which is at fault. Raises ValueError naming
+    the field."""
+
+    only: Literal["all", "rollouts", "training"] = "all"
+    """rollouts: every batch is drawn and saved, nothing is learned. training: batches are those
+    that `rollouts` has, nothing is drawn."""
+
+    rollouts: str | None = None
+    """A run's folder whose saved batches are learned from (default, with replay: RUN_DIR)."""
+
+    replay: int | None = None
+    """Learn once more what step so-and-so of RUN_DIR learned, from the last state before it and
+    the saved batches since, and compare the metrics. Nothing is written. Exit code 0 where all are
+    the same to the bit, else 1."""
+
+    def __post_init__(self) -> None:
+        if self.only not in ("all", "rollouts", "training"):
+            raise ValueError(f"debug.only = {self.only!r}: must be all, rollouts or training")
+        if self.replay is not None and (type(self.replay) is not int or self.replay < 1):
+            raise ValueError(f"debug.replay = {self.replay!r}: must be a step, 1 or more")
+        if self.replay is not None and self.only != "all":
+            raise ValueError(f"debug.replay goes without debug.only = {self.only}; leave one out")
+        if self.only == "training" and self.rollouts is None:
+            raise ValueError("debug.only = training needs debug.rollouts, the folder of a run")
+        if self.rollouts is not None and self.only != "training" and self.replay is None:
+            raise ValueError("debug.rollouts is for debug.only = training and debug.replay")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RlConfig:
     """Let a model learn from what its answers are worth: `suzuri rl RECIPE`, a Python file that
     defines `config`. Fields on the command line replace those of the recipe.
@@ -71,6 +109,13 @@ class RlConfig:
 
     algorithm: Annotated[Algorithm, Suppress] = dataclasses.field(default_factory=Grpo)
     """In a recipe: one of suzuri/rl/algorithms."""
+
+    teacher: str | None = None
+    """For `Distillation`, who says how likely every drawn token is: a model folder, a hub id, or
+    the URL of a running server."""
+
+    reference: str | None = None
+    """For a `kl_coefficient`, from whom the model is not to go far away; as `teacher`."""
 
     model: str = "inkling-nano"
     """A model folder or a hub id; a preset or config.json with --random-weights."""
@@ -115,6 +160,17 @@ class RlConfig:
     limits: Limits = dataclasses.field(default_factory=Limits)
     """Of an attempt."""
 
+    sampler: str = "local"
+    """Who draws: an engine in this process, or the URL of a `suzuri serve` that was started with
+    --allow-weight-updates."""
+
+    sampler_key_file: str | None = None
+    """File with the API key of that server."""
+
+    sampler_folder: str | None = None
+    """Folder in which weights are handed to that server, which must see it under the same name
+    (default: memory where there is room, else below RUN_DIR)."""
+
     on_publish: Literal["finish", "continue", "restart"] = "finish"
     """With a lag: what becomes of answers that are under way when new weights come. finish: the
     weights wait. continue: answers go on, on new weights; every token keeps its version. restart:
@@ -139,6 +195,10 @@ class RlConfig:
     keep: int = 2
     """Saved states that are kept, the newest."""
 
+    save_rollouts: int = 0
+    """Steps between batches that are saved in RUN_DIR/rollouts, with all that was drawn and judged;
+    0: none."""
+
     transcripts: int = 2
     """Problems of every step whose attempts are written out in full."""
 
@@ -148,6 +208,8 @@ class RlConfig:
     memory_gb: float | None = None
     """Memory of the sampler, in GB (default: what is free)."""
 
+    debug: DebugConfig = dataclasses.field(default_factory=DebugConfig)
+
     tensorboard: bool = False
     """Write RUN_DIR/tensorboard as well (needs the package tensorboard)."""
 
@@ -156,15 +218,20 @@ class RlConfig:
 
     def resolve(self) -> "RlConfig":
         """Checks fields against each other. Raises ValueError naming the field and the fix."""
-        for name in ("save_every", "keep", "max_running"):
+        for name in COUNTS:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} = {value!r}: must be a positive integer")
-        _ = self.schedule
-        if type(self.transcripts) is not int or self.transcripts < 0:
-            raise ValueError(f"transcripts = {self.transcripts!r}: must be 0 or more")
+        for name in ("lag", "transcripts", "save_rollouts"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{name} = {value!r}: must be 0 or more")
         if type(self.seed) is not int or not 0 <= self.seed <= MAX_SEED:
             raise ValueError(f"seed = {self.seed!r}: must be from 0 to {MAX_SEED}")
+        if self.sampler != "local" and not self.sampler.startswith(("http://", "https://")):
+            raise ValueError(
+                f"sampler = {self.sampler!r}: must be local, or the URL of a server (http://...)"
+            )
         if not self.run_dir.strip():
             raise ValueError("run_dir is empty; give a folder")
         if self.limits.temperature == 0:
@@ -172,21 +239,27 @@ class RlConfig:
                 "limits.temperature = 0: attempts at a problem would all be the same; give 1, or "
                 "what else is above 0"
             )
+        self._check_scores()
         return self
 
-    @property
-    def schedule(self) -> Schedule:
-        """Raises ValueError naming the field."""
-        return Schedule(
-            steps=self.steps,
-            groups=self.groups,
-            group_size=self.group_size,
-            minibatches=self.minibatches,
-            lag=self.lag,
-            skip_flat=self.skip_flat,
-            most_rounds=self.most_rounds,
-            seed=self.seed,
-        )
+    def _check_scores(self) -> None:
+        needs = set(self.algorithm.needs)
+        if unknown := sorted(needs - set(SCORES)):
+            raise ValueError(
+                f"algorithm: it needs scores of a {unknown[0]}, which this command has none of; "
+                "write a loop of your own"
+            )
+        for who, why in SCORES.items():
+            given = getattr(self, who)
+            if who in needs and not given:
+                raise ValueError(f"{who}: the algorithm needs one; give a model folder or a URL")
+            if given and who not in needs:
+                raise ValueError(f"{who} = {given!r}: the algorithm asks for none; {why}")
+        if needs and self.limits.temperature != 1:
+            raise ValueError(
+                f"limits.temperature = {self.limits.temperature}: a {min(needs)} says how likely "
+                "tokens are at temperature 1; give 1"
+            )
 
     def document(self) -> dict[str, Any]:
         """All fields as JSON values; what a recipe made by what it calls itself."""

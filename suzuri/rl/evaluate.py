@@ -11,7 +11,7 @@ from typing import Any
 from suzuri.envs.env import Problems, Trajectory
 from suzuri.envs.rollout import Limits, play_group
 from suzuri.rl.config import EvaluationConfig
-from suzuri.rl.loop import seed_of
+from suzuri.rl.drawing import seed_of
 from suzuri.types import Sampler
 
 EVALUATION = -2
@@ -23,7 +23,7 @@ async def evaluate(
 ) -> dict[str, Any]:
     """Metrics: the mean score over problems, its standard error, shares of attempts that were
     truncated or have no reward, which count as 0; the mean by kind of problem."""
-    limits = dataclasses.replace(limits, temperature=config.temperature)
+    limits = dataclasses.replace(limits, temperature=config.temperature, routing=False)
     size = min(config.size, problems.size or config.size)
 
     async def play(index: int) -> tuple[str, list[Trajectory]]:

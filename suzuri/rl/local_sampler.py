@@ -12,25 +12,22 @@ import asyncio
 import dataclasses
 import hashlib
 import itertools
-from typing import Literal
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 from suzuri.engine.engine import Engine, TokenEvent
-from suzuri.engine.request import Media
+from suzuri.engine.messages import OnPublish
+from suzuri.engine.request import Media, Sequence
 from suzuri.engine.sampling_params import SamplingParams
+from suzuri.kernels.exact import has_loops
 from suzuri.model.content_hash import content_hash
-from suzuri.types import Answer, MediaInput, Prompt, SampleParams
+from suzuri.rl.publication import PublicationError
+from suzuri.types import Answer, MediaInput, Prompt, SampleParams, SamplerLost
 
-OnPublish = Literal["finish", "continue", "restart"]
-"""What becomes of answers that are being drawn when new weights come. finish: the weights wait for
-them. continue: they go on from where they are, on the new weights, which read again what the old
-ones drew; every token keeps the version that drew it. restart: they begin anew."""
-
-
-class PublicationError(RuntimeError):
-    """New weights did not arrive as they were sent. The old ones do not serve any more either."""
+PIECE = 1 << 20
+"""Bytes; a thread copies four times as many before it looks for more."""
 
 
 class LocalSampler:
@@ -44,6 +41,8 @@ class LocalSampler:
         self._open = asyncio.Event()
         self._open.set()
         self._is_broken = False
+        self.publication: dict[str, float] = {}
+        """Of the last publication: bytes, and seconds of hashing, of waiting and of the pause."""
 
     @property
     def version(self) -> int:
@@ -67,27 +66,45 @@ class LocalSampler:
     async def publish(self, model: nn.Module) -> int:
         """Takes over the parameters of `model` that the engine's model has, and returns the new
         version. PublicationError where they are not there bit for bit afterwards."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        sent = self._sent(model)
+        # Meanwhile answers go on: only what writes and looks again holds them up.
+        expected = await asyncio.to_thread(content_hash, sent.items())
+        hashed = clock()
         self._open.clear()
         try:
             if self.on_publish == "finish":
                 while self._running:
                     await asyncio.wait([one.future for one in self._running.values()])
                     await asyncio.sleep(0)  # for those who wait for these, and let go
-            held, self._running = self._running, {}
-            for id in held:
-                self.engine.abort(id)
-            while self.engine.has_work:
-                self.engine.step()
-            self.engine.update_weights(lambda: self._take_over(model))
-            for id, running in held.items():
-                if self.on_publish == "restart":
-                    running.restart()
-                self._add(id, running)
+            again: list[_Running] = []
+            if self.on_publish == "restart":
+                again = list(self._running.values())
+                for id in self._running:
+                    self.engine.abort(id)
+                self._running = {}
+            waited = clock()
+            try:
+                self.engine.update_weights(lambda: self._take_over(sent, expected))
+            except PublicationError as error:
+                _end([*self._running.values(), *again], error)
+                raise
+            for running in again:
+                running.restart()
+                self._add(next(self._ids), running)
         finally:
             self._open.set()
+        self.publication = {
+            "bytes": sum(tensor.numel() * tensor.element_size() for tensor in sent.values()),
+            "hash_seconds": hashed - began,
+            "wait_seconds": waited - hashed,
+            "pause_seconds": clock() - waited,
+        }
         return self.version
 
-    def _take_over(self, model: nn.Module) -> None:
+    def _sent(self, model: nn.Module) -> dict[str, Tensor]:
+        """What the engine's model needs of `model`."""
         self._is_broken = True
         theirs = dict(model.named_parameters())
         ours = dict(self.engine.model.named_parameters())
@@ -100,7 +117,12 @@ class LocalSampler:
                     f"{name}: {sent[name].dtype} {list(sent[name].shape)} was sent, the sampler "
                     f"has {tensor.dtype} {list(tensor.shape)}"
                 )
-        expected = content_hash(sent.items())
+        self._is_broken = False
+        return sent
+
+    def _take_over(self, sent: dict[str, Tensor], expected: str) -> None:
+        self._is_broken = True
+        ours = dict(self.engine.model.named_parameters())
         copy_weights(ours, sent)
         if (found := content_hash(ours.items())) != expected:
             raise PublicationError(
@@ -117,15 +139,16 @@ class LocalSampler:
         params = running.params
         self.engine.add(
             id,
-            [*running.prompt.tokens, *running.tokens],
+            running.prompt.tokens,
             SamplingParams(
-                max_tokens=params.max_tokens - len(running.tokens),
+                max_tokens=params.max_tokens,
                 temperature=params.temperature,
                 seed=params.seed,
                 sampled_logprobs=True,
                 detokenize=False,
+                routing=params.routing,
             ),
-            media=[_media(item) for item in running.prompt.media],
+            media=[media_of(item) for item in running.prompt.media],
         )
         self._running[id] = running
         if self._stepping is None or self._stepping.done():
@@ -139,13 +162,13 @@ class LocalSampler:
             await asyncio.sleep(0)
 
     def _stepped(self, task: asyncio.Task[None]) -> None:
-        """What ended the steps ends the answers that waited for them."""
+        """What ended the steps ends the answers that waited for them, and the run: no prompt's
+        fault ends a step, and who goes on would get nothing any more."""
         error = None if task.cancelled() else task.exception()
-        if error is None:
-            return
-        for running in self._running.values():
-            if not running.future.done():
-                running.future.set_exception(error)
+        if error is not None:
+            lost = SamplerLost(f"a step of the engine failed ({type(error).__name__}: {error})")
+            lost.__cause__ = error
+            _end(self._running.values(), lost)
 
     def _take(self, event: TokenEvent) -> None:
         running = self._running.get(event.sequence.request.id)
@@ -155,16 +178,33 @@ class LocalSampler:
             assert event.logprobs is not None and event.logprobs.sampled is not None
             running.tokens.append(event.token)
             running.logprobs.append(event.logprobs.sampled)
-            running.versions.append(self.version)
+            running.versions.append(event.version)
         if event.finish is not None and not running.future.done():
-            running.future.set_result(running.answer(event.finish, event.sequence.error))
+            running.future.set_result(running.answer(event.finish, event.sequence))
 
 
 def copy_weights(ours: dict[str, nn.Parameter], sent: dict[str, Tensor]) -> None:
     """Writes every tensor in place, so that what points at it stays valid."""
     with torch.no_grad():
         for name, tensor in ours.items():
-            tensor.copy_(sent[name])
+            source = sent[name]
+            if tensor.is_cpu and source.is_cpu and tensor.is_contiguous() and has_loops():
+                _copy_on_threads(tensor, source.contiguous())
+            else:
+                tensor.copy_(source)
+
+
+def _copy_on_threads(target: Tensor, source: Tensor) -> None:
+    """As fast as memory is; torch's own copy is half of that where others want the cores too."""
+    from suzuri.kernels.compiled import share
+
+    to, given = (x.detach().flatten().view(torch.uint8).numpy() for x in (target, source))
+
+    def copy(first: int, last: int) -> None:
+        to[first * PIECE : last * PIECE] = given[first * PIECE : last * PIECE]
+
+    share(-(-to.size // PIECE), copy, at_once=4)
+    torch.autograd.graph.increment_version(target)  # by which kernels see that it is another
 
 
 @dataclasses.dataclass
@@ -181,20 +221,33 @@ class _Running:
     def restart(self) -> None:
         self.tokens, self.logprobs, self.versions = [], [], []
 
-    def answer(self, finish: str, error: str | None) -> Answer:
+    def answer(self, finish: str, sequence: Sequence) -> Answer:
         known = finish if finish in ("stop", "length") else "error"
+        routed = sequence.routed
         return Answer(
             tokens=self.tokens,
             logprobs=self.logprobs,
             versions=self.versions,
             finish=known,
-            error=None if known == finish else (error or finish),
+            error=None if known == finish else (sequence.error or finish),
+            routing=None if routed is None else routed.experts_TLK,
         )
 
 
-def _media(item: MediaInput) -> Media:
+def _end(answers: Iterable[_Running], error: BaseException) -> None:
+    for running in answers:
+        if not running.future.done():
+            running.future.set_exception(error)
+
+
+def media_of(item: MediaInput) -> Media:
     inputs = torch.as_tensor(item.inputs)
     digest = hashlib.blake2b(item.inputs.tobytes(), digest_size=16).digest()
     return Media(
-        index=item.index, count=len(item.inputs), kind=item.kind, digest=digest, inputs=inputs
+        index=item.index,
+        count=len(item.inputs),
+        kind=item.kind,
+        digest=digest,
+        inputs=inputs,
+        keeps_inputs=True,
     )

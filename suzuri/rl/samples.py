@@ -31,7 +31,9 @@ def samples_of(
 
     Fields of all samples, at the place that predicts the token: "target_tokens", "weights" (0 where
     the token was not drawn), "logprobs" (of the sampler), "advantages". A place says nothing of
-    what was not drawn.
+    what was not drawn. Where answers say which experts their tokens went to, so does the sample:
+    of every token what was recorded when it first ran. Raises ValueError for a record of other
+    tokens.
     """
     drawn = trajectory.num_answer_tokens
     weight = {"tokens": 1.0, "answers": 1.0 / max(drawn, 1), "constant": 1.0 / longest}[weighting]
@@ -80,4 +82,34 @@ def _sample(run: Sequence[tuple[Turn, float | Array]], weight: float) -> Sample:
         fields["advantages"][own] = advantage
     inputs: dict[str, Array] = {name: values[1:] for name, values in fields.items()}
     inputs["target_tokens"] = np.array(tokens[1:], np.int64)
-    return Sample(tokens=tokens[:-1], inputs=inputs, media=last.prompt.media)
+    routing, mask = _routing([turn for turn, _ in run], count - 1)
+    return Sample(
+        tokens=tokens[:-1],
+        inputs=inputs,
+        media=last.prompt.media,
+        routing=routing,
+        routing_mask=mask,
+    )
+
+
+def _routing(turns: Sequence[Turn], count: int) -> tuple[Array | None, Array | None]:
+    """Experts of `count` tokens, and where they are known; None, None if nowhere."""
+    records = [turn.answer.routing for turn in turns]
+    known = [record for record in records if record is not None]
+    if not known:
+        return None, None
+    routing_TLK = np.zeros((count, *known[0].shape[1:]), np.uint8)
+    mask_T = np.zeros(count, np.bool_)
+    first = 0
+    for turn, record in zip(turns, records, strict=True):
+        end = len(turn.prompt.tokens) + len(turn.answer.tokens) - 1
+        if record is not None:
+            if len(record) > end:
+                raise ValueError(
+                    f"routing of {len(record)} tokens for {end}: the sampler read other tokens "
+                    "than the prompt's; give it ids that it has rows for"
+                )
+            own = slice(first, len(record))
+            routing_TLK[own], mask_T[own] = record[own], True
+        first = end
+    return routing_TLK, None if mask_T.all() else mask_T

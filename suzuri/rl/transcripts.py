@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from suzuri.envs.env import Trajectory
-from suzuri.rl.loop import Played
+from suzuri.rl.drawing import Played
 
 FOLDER = "transcripts"
 

@@ -21,6 +21,8 @@ from suzuri.server.completions import completion_chunks, start_completion, whole
 from suzuri.server.errors import ApiError, invalid
 from suzuri.server.limits import Limits, release_body
 from suzuri.server.logprobs import token_name
+from suzuri.server.native import start_generate, whole_generate
+from suzuri.server.native_schema import GenerateRequest, GenerateSampling, UpdateWeightsRequest
 from suzuri.server.openapi import request_body
 from suzuri.server.request_ids import HEADER, RequestIds, request_id
 from suzuri.server.schema import (
@@ -33,6 +35,7 @@ from suzuri.server.schema import (
 from suzuri.server.service import Service, Work
 from suzuri.server.streaming import ClientGone, EventStream, watched
 from suzuri.server.text_messages import Encode, Render, render
+from suzuri.server.weights import check_allowed, update_weights, weight_version
 
 log = get_logger(__name__)
 Body = TypeVar("Body", bound=BaseModel)
@@ -88,7 +91,8 @@ async def _read(request: Request, kind: type[Body]) -> Body:
         with uncollected():
             return kind.model_validate(value)
     except ValidationError as error:
-        raise first_fault(error, set(kind.model_fields)) from error
+        nested = GenerateSampling.model_fields if kind is GenerateRequest else ()
+        raise first_fault(error, {*kind.model_fields, *nested}) from error
     except RecursionError as error:
         raise invalid("the body is nested too deep") from error
 
@@ -112,6 +116,13 @@ async def _completion(request: Request) -> Response:
     if body.stream:
         return EventStream(work, completion_chunks(work, body))
     return await _whole(request, work, lambda: whole_completion(work, body))
+
+
+async def _generate(request: Request) -> Response:
+    body = await _read(request, GenerateRequest)
+    work = await watched(request, start_generate(_service(request), body))
+    release_body(request)
+    return await _whole(request, work, lambda: whole_generate(work, body))
 
 
 async def _whole(request: Request, work: Work, answer: Callable[[], Any]) -> Response:
@@ -179,6 +190,16 @@ async def _detokenize(request: Request) -> Response:
     return _json({"prompt": spelled.decode("utf-8", errors="replace")})
 
 
+async def _update_weights(request: Request) -> Response:
+    check_allowed(_service(request))  # whatever the body may be
+    body = await _read(request, UpdateWeightsRequest)
+    return _json(await watched(request, update_weights(_service(request), body)))
+
+
+async def _weight_version(request: Request) -> Response:
+    return _json(weight_version(_service(request)))
+
+
 async def _live(request: Request) -> Response:
     return _json({"status": "ok"})
 
@@ -220,6 +241,7 @@ async def _model_info(request: Request) -> Response:
             "reasoning_efforts": EFFORTS,
             "default_reasoning_effort": DEFAULT_EFFORT,
             "weight_version": ready.weight_version,
+            "content_hash": ready.content_hash,
             "device": ready.device,
             "dtype": ready.dtype,
             "fingerprint": ready.fingerprint,
@@ -235,6 +257,9 @@ _ROUTES: tuple[tuple[str, str, Callable[..., Any], type[BaseModel] | None], ...]
     ("/v1/models/{name:path}", "GET", _one_model, None),
     ("/tokenize", "POST", _tokenize, TokenizeRequest),
     ("/detokenize", "POST", _detokenize, DetokenizeRequest),
+    ("/generate", "POST", _generate, GenerateRequest),
+    ("/update_weights_from_disk", "POST", _update_weights, UpdateWeightsRequest),
+    ("/get_weight_version", "GET", _weight_version, None),
     ("/health", "GET", _ready, None),
     ("/health/live", "GET", _live, None),
     ("/health/ready", "GET", _ready, None),

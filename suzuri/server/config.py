@@ -91,6 +91,10 @@ class ServeConfig:
     text_workers: int = 1
     """Processes that encode texts and render conversations."""
 
+    allow_weight_updates: bool = False
+    """Let clients replace the weights with those of a folder on this machine (for RL; whoever may
+    ask the server may do it)."""
+
     def resolve(self) -> "ServeConfig":
         """Checks the fields. Raises ValueError naming the flag and the fix."""
         if not 0 <= self.port <= 65535:

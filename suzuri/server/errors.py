@@ -5,7 +5,7 @@ import re
 import msgspec
 from starlette.responses import Response
 
-from suzuri.engine.client import EngineUnavailable, RequestRefused
+from suzuri.engine.stream import EngineUnavailable, RequestRefused
 from suzuri.server.text_client import TextRefused, TextUnavailable
 
 RETRY_SECONDS = 2
@@ -15,9 +15,11 @@ LONGEST_PARAM = 100
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
+    409: "conflict_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",

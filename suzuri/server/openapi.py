@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from suzuri.engine.sampling_params import MAX_BIAS, MAX_LOGPROBS, MAX_PENALTY, MAX_TEMPERATURE
 from suzuri.model.config import NUM_IDS
+from suzuri.server.native_schema import inlined
 from suzuri.server.schema import MAX_CHOICES, MAX_PRIORITY, REFUSED, Common
 
 RANGES: dict[str, tuple[float, float]] = {
@@ -24,10 +25,11 @@ RANGES: dict[str, tuple[float, float]] = {
 
 def request_body(body: type[BaseModel], names: tuple[str, ...]) -> dict[str, Any]:
     """The OpenAPI object of a body. `names`: of the model."""
-    schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
+    schema = body.model_json_schema()
+    schema = inlined(schema, schema.pop("$defs", {}))
     fields: dict[str, Any] = schema["properties"]
-    fields["model"] = {"enum": [None, *names]}
+    if "model" in fields:
+        fields["model"] = {"enum": [None, *names]}
     if issubclass(body, Common):
         fields["stream_options"] = _stream_options()
         for name in body.unsupported:

@@ -18,9 +18,10 @@ import uvicorn
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-from suzuri.engine.client import EngineClient, EngineUnavailable
+from suzuri.engine.client import EngineClient
 from suzuri.engine.messages import VERSION, Load
 from suzuri.engine.messages import Progress as Loaded
+from suzuri.engine.stream import EngineUnavailable
 from suzuri.log import get_logger
 from suzuri.server.app import create_app
 from suzuri.server.config import ServeConfig
@@ -118,6 +119,7 @@ class _Server:
                 seed=config.seed,
                 device=config.device,
                 text_only=config.text_only,
+                allow_updates=config.allow_weight_updates,
             ),
             stuck_seconds=config.stuck_seconds,
             on_progress=self._shown.show,
@@ -130,6 +132,7 @@ class _Server:
             most_pending=config.max_running + config.max_queue,
             request_seconds=config.request_seconds,
             reader_seconds=config.reader_seconds,
+            allows_weight_updates=config.allow_weight_updates,
         )
         app = create_app(
             self._service,

@@ -48,7 +48,8 @@ def _few(value: object) -> object:
     return cast("object", value)
 
 
-_FEW = BeforeValidator(_few)
+FEW = BeforeValidator(_few)
+"""Of a map: at most MAX_PAIRS."""
 
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "audio": ((), "this model writes text only"),
@@ -124,7 +125,7 @@ class Common(BaseModel):
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], _FEW] | None = None
+    logit_bias: Annotated[dict[str, float], FEW] | None = None
     user: str | None = None
 
     # Beyond OpenAI, as vLLM names them
@@ -154,12 +155,8 @@ class Common(BaseModel):
                 raise invalid(f"{name}: {why}; leave it out", name)
         if self.n is not None and not 1 <= self.n <= MAX_CHOICES:
             raise invalid(f"n = {self.n}: must be from 1 to {MAX_CHOICES}", "n")
-        if self.priority is not None and abs(self.priority) > MAX_PRIORITY:
-            raise invalid(
-                f"priority = {self.priority}: must be from -{MAX_PRIORITY} to {MAX_PRIORITY}",
-                "priority",
-            )
-        self._check_stops()
+        check_priority(self.priority)
+        check_stops(self.stop, self.stop_token_ids)
         self._check_format()
         if self.stream_options is not None:
             if not self.stream:
@@ -169,16 +166,6 @@ class Common(BaseModel):
                     "stream_options.include_obfuscation: not supported; leave it out",
                     "stream_options",
                 )
-
-    def _check_stops(self) -> None:
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(stops) > MAX_STOPS or sum(map(len, stops)) > MAX_STOP_CHARACTERS:
-            raise invalid(
-                f"stop: at most {MAX_STOPS} strings with {MAX_STOP_CHARACTERS} characters in all",
-                "stop",
-            )
-        if self.stop_token_ids is not None and len(self.stop_token_ids) > MAX_STOP_IDS:
-            raise invalid(f"stop_token_ids: at most {MAX_STOP_IDS}", "stop_token_ids")
 
     def _check_format(self) -> None:
         """What stands in response_format beside what is read there."""
@@ -216,7 +203,7 @@ class Common(BaseModel):
         )
         fields = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.logit_bias is not None:
-            fields["logit_bias"] = {_id(key): value for key, value in self.logit_bias.items()}
+            fields["logit_bias"] = bias_of(self.logit_bias)
         return fields
 
 
@@ -256,7 +243,7 @@ class ChatRequest(Common):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | float | None = None
-    metadata: Annotated[dict[str, str], _FEW] | None = None
+    metadata: Annotated[dict[str, str], FEW] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     add_generation_prompt: bool | None = None
@@ -340,14 +327,39 @@ def first_fault(error: ValidationError, fields: set[str]) -> ApiError:
     if fault["type"] == "extra_forbidden":
         if len(path) == 1 and path[0] in OTHER_NAMES:
             return invalid(f"{path[0]}: is not known here; {OTHER_NAMES[path[0]]}", name)
-        is_short = len(path) == 1 and len(path[-1]) <= LONGEST_NAME
+        is_short = len(path[-1]) <= LONGEST_NAME
         near = get_close_matches(path[-1], fields) if is_short else []
         meant = f"; did you mean {' or '.join(near)}?" if near else "; leave it out"
         return invalid(f"{'.'.join(path)}: there is no such parameter{meant}", name)
-    if fault["type"] == "missing":
-        return ApiError(400, f"{name}: is missing", param=name, code="missing_required_parameter")
     where = ".".join(step for step in path if not step.startswith(("list[", "dict[")))
+    if fault["type"] == "missing":
+        return ApiError(400, f"{where}: is missing", param=name, code="missing_required_parameter")
     return invalid(f"{where or 'a key'}: {fault['msg'][:1].lower()}{fault['msg'][1:]}", name)
+
+
+def check_priority(priority: int | None) -> None:
+    """Raises ApiError."""
+    if priority is not None and abs(priority) > MAX_PRIORITY:
+        raise invalid(
+            f"priority = {priority}: must be from -{MAX_PRIORITY} to {MAX_PRIORITY}", "priority"
+        )
+
+
+def check_stops(stop: str | list[str] | None, ids: list[int] | None) -> None:
+    """Raises ApiError for more than a request may have."""
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > MAX_STOPS or sum(map(len, stops)) > MAX_STOP_CHARACTERS:
+        raise invalid(
+            f"stop: at most {MAX_STOPS} strings with {MAX_STOP_CHARACTERS} characters in all",
+            "stop",
+        )
+    if ids is not None and len(ids) > MAX_STOP_IDS:
+        raise invalid(f"stop_token_ids: at most {MAX_STOP_IDS}", "stop_token_ids")
+
+
+def bias_of(given: dict[str, float]) -> dict[int, float]:
+    """logit_bias by id. Raises ApiError."""
+    return {_id(key): value for key, value in given.items()}
 
 
 def _id(key: str) -> int:

@@ -7,9 +7,17 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from suzuri.engine.client import Stream
-from suzuri.engine.messages import ChatStops, Event, MediaInput, Ready, Stats
+from suzuri.engine.messages import (
+    ChatStops,
+    Event,
+    MediaInput,
+    OnPublish,
+    Ready,
+    Stats,
+    WeightsUpdated,
+)
 from suzuri.engine.sampling_params import MAX_N, SamplingParams
+from suzuri.engine.stream import Stream
 from suzuri.processing.grammar_request import GrammarSpec
 from suzuri.server.errors import (
     FROM_PROCESSES,
@@ -44,7 +52,18 @@ class EngineLike(Protocol):
         wants_prompt: bool = False,
         grammar: GrammarSpec | None = None,
         chat_stops: ChatStops | None = None,
+        may_restart: bool = False,
     ) -> Stream: ...
+
+    async def update_weights(
+        self,
+        folder: str,
+        *,
+        version: int | None = None,
+        content_hash: str | None = None,
+        replaces: int | None = None,
+        on_publish: OnPublish = "finish",
+    ) -> WeightsUpdated: ...
 
 
 class TextsLike(Protocol):
@@ -70,6 +89,7 @@ class Service:
     request_seconds: float = 3600.0
     reader_seconds: float = 60.0
     clock: Callable[[], float] = time.monotonic
+    allows_weight_updates: bool = False
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.names[0])
@@ -192,6 +212,7 @@ class Work:
         wants_prompt: bool = False,
         grammar: GrammarSpec | None = None,
         chat_stops: ChatStops | None = None,
+        may_restart: bool = False,
     ) -> None:
         """Send one prompt to the engine. Raises ApiError."""
         assert self.is_open
@@ -210,6 +231,7 @@ class Work:
                 wants_prompt=wants_prompt,
                 grammar=grammar,
                 chat_stops=chat_stops,
+                may_restart=may_restart,
             )
         except FROM_PROCESSES as error:
             raise as_api_error(error) from error

@@ -259,4 +259,7 @@ class _TextProcess:
             return
         with contextlib.suppress(ProcessLookupError):
             process.kill()
+        # With an answer in it that nobody reads, asyncio would never see the end.
+        while process.stdout is not None and await process.stdout.read(1 << 16):
+            pass
         await process.wait()

@@ -16,8 +16,10 @@ MAX_COUNT = 2**31
 FREE_FIELDS = frozenset(
     {"run_dir", "train", "eval", "steps", "eval_every", "save_every", "keep"}
     | {"tensorboard", "wandb", "data_workers"}
+    | {"sampler", "sampler_key_file", "sampler_folder"}
 )
-"""Fields of `SftConfig` that may change when a run goes on. Of files their content is compared."""
+"""Fields that may change when a run goes on. Of files their content is compared; what draws for RL
+has the same bits wherever it runs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,18 +6,16 @@ Only where the lines are is kept in memory: 24 bytes each.
 import array
 import hashlib
 import os
-import re
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from suzuri.processing.chat import effort_level
-from suzuri.processing.json_lines import BOM, parse_object
+from suzuri.processing.json_lines import BOM, in_folder, parse_object
 from suzuri.types import Conversation
 
 KEYS = ("messages", "tools", "reasoning_effort", "text")
-_MEDIA = ("image_url", "audio_url", "image", "audio")
 
 
 class _File(NamedTuple):
@@ -118,41 +116,6 @@ def parse_line(line: bytes, folder: Path) -> Conversation:
         effort_level(effort)
     messages = fields["messages"]
     if isinstance(messages, list):
-        messages = [_in_folder(message, folder) for message in cast("list[object]", messages)]
+        messages = [in_folder(message, folder) for message in cast("list[object]", messages)]
     # What is no list of messages or tools is refused where all of them are checked.
     return Conversation(messages=messages, tools=fields.get("tools"), effort=effort)  # pyright: ignore[reportArgumentType]
-
-
-def _in_folder(message: object, folder: Path) -> Any:
-    """A message with the relative paths of its media put under the folder."""
-    content = cast("Mapping[str, Any]", message).get("content") if _is_object(message) else None
-    if not isinstance(content, list):
-        return message
-    parts: list[object] = []
-    for part in cast("list[object]", content):
-        kind = cast("Mapping[str, Any]", part).get("type") if _is_object(part) else None
-        if kind in _MEDIA:
-            fields = dict(cast("Mapping[str, Any]", part))
-            value: object = fields.get(kind)
-            if isinstance(value, str):
-                fields[kind] = _path(value, folder)
-            elif _is_object(value):
-                inner = dict(cast("Mapping[str, Any]", value))
-                if isinstance(inner.get("url"), str):
-                    inner["url"] = _path(inner["url"], folder)
-                fields[kind] = inner
-            parts.append(fields)
-        else:
-            parts.append(part)
-    return {**cast("Mapping[str, Any]", message), "content": parts}
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _path(text: str, folder: Path) -> str:
-    """A URL, an absolute path and an empty text are left as they are."""
-    if not text.strip() or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text):
-        return text
-    return str(folder / text)

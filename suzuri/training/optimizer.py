@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from suzuri.kernels.exact import at_least_fp32
+from suzuri.log import get_logger
 from suzuri.types import AdamParams
+
+WATCHED = 64
+"""Numbers of each parameter that are compared before and after a step."""
+STILL_STEPS = 10
+"""So many steps in a row that move none of these are warned of."""
+
+log = get_logger(__name__)
 
 
 def is_named(name: str, patterns: Sequence[str]) -> bool:
@@ -57,6 +65,8 @@ class Optimizer:
             else:
                 parameter.grad_dtype = wide
                 self.masters[name] = parameter.detach().to(wide)
+        self._watched = {name: _some_of(p.detach()) for name, p in self.parameters.items()}
+        self._still = 0
         # On a CPU each number is read once, not once for every operation: a quarter of the time.
         masters = list(self.masters.values())
         on_cpu = all(master.is_cpu for master in masters)
@@ -64,9 +74,13 @@ class Optimizer:
 
     def step(self, params: AdamParams, weight_sum: float) -> dict[str, float]:
         """One step from the gradients of the parameters, which are cleared. Parameters without a
-        gradient stay, moments included. Returns the norm of the gradient before it was clipped.
-        FloatingPointError where that is no number: then only the gradients are gone."""
-        held = [(self.masters[n], p) for n, p in self.parameters.items() if p.grad is not None]
+        gradient stay, moments included. Returns the norm of the gradient before it was clipped and
+        the share of the numbers looked at, WATCHED of a parameter, that the step changed as they
+        are served: in bf16 a small step changes few, though the masters take it.
+        FloatingPointError where the norm is no number: then only the gradients are gone."""
+        names = [name for name, parameter in self.parameters.items() if parameter.grad is not None]
+        held = [(self.masters[name], self.parameters[name]) for name in names]
+        watched = [self._watched[name] for name in names]
         gradients = [p.grad for _, p in held if p.grad is not None]
         if params.normalise and weight_sum:
             torch._foreach_div_(gradients, weight_sum)
@@ -80,6 +94,7 @@ class Optimizer:
         if params.grad_clip_norm:
             scale = (params.grad_clip_norm / norm.clamp(min=1e-30)).clamp(max=1.0)
             torch._foreach_mul_(gradients, scale)
+        before = torch.cat(watched) if watched else None
         for master, parameter in held:
             if master is not parameter:
                 master.grad, parameter.grad = parameter.grad, None
@@ -99,7 +114,21 @@ class Optimizer:
             masters = [master for master, parameter in held if master is not parameter]
             with torch.no_grad():
                 torch._foreach_copy_(parameters, masters)
-        return {"grad_norm": float(norm)}
+        found = {"grad_norm": float(norm)}
+        if before is not None:
+            found["moved"] = float((torch.cat(watched) != before).float().mean())
+            self._warn_of_standstill(found, params.learning_rate)
+        return found
+
+    def _warn_of_standstill(self, found: dict[str, float], rate: float) -> None:
+        is_still = found["moved"] == 0.0 and found["grad_norm"] > 0 and rate > 0
+        self._still = self._still + 1 if is_still else 0
+        if self._still == STILL_STEPS:
+            log.warning(
+                "the last %d steps changed none of %d weights looked at, as they are served: a "
+                "learning rate of %g is far below their rounding; raise it",
+                *(STILL_STEPS, WATCHED * len(self.parameters), rate),
+            )
 
     def clear(self) -> None:
         """Forgets the gradients."""
@@ -144,3 +173,8 @@ class Optimizer:
                     self._adam.state[master] = kept
                 gradient = state.get(f"gradient.{name}")
                 parameter.grad = None if gradient is None else gradient.clone()
+
+
+def _some_of(parameter: Tensor) -> Tensor:
+    """WATCHED of its numbers, from all over it, as a view."""
+    return parameter.view(-1)[:: max(1, parameter.numel() // WATCHED)][:WATCHED]

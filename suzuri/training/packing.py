@@ -16,6 +16,7 @@ from suzuri.model.config import ModelConfig
 from suzuri.processing.vocabulary import Vocabulary
 from suzuri.training.losses import LossConfig, check_fields
 from suzuri.training.media_check import MEDIA, check_media
+from suzuri.training.replay import checked_routing, packed_routing
 from suzuri.types import Array, MediaInput, Sample
 
 UNUSED = ("logprobs", "advantages", "reference_logprobs")
@@ -60,11 +61,12 @@ def micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A sound sample in model rows: those of its tokens [T], and its fields, whose target_tokens
-    are model rows too."""
+    are model rows too; `routing` as replay.py checks it."""
 
     rows: Array
     fields: dict[str, Array]
     media: tuple[MediaInput, ...]
+    routing: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,6 +131,7 @@ def _prepared(sample: Sample, rules: Rules) -> Prepared:
             **_numbers(fields, targets.shape, rules),
         },
         media=sample.media,
+        routing=checked_routing(sample, rules.model.text),
     )
 
 
@@ -205,4 +208,7 @@ def build(
         values = torch.as_tensor(np.concatenate([sample.fields[name] for sample in chosen]))
         fields[name] = values.to(device, None if name == "target_tokens" else dtype)
     lengths = [len(sample.rows) for sample in chosen]
+    given_LNK = packed_routing([sample.routing for sample in chosen], lengths, device)
+    if given_LNK is not None:
+        batch = dataclasses.replace(batch, given_experts_LNK=given_LNK)
     return MicroBatch(samples=list(indices), batch=batch, fields=fields, lengths=lengths)

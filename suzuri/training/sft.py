@@ -203,14 +203,14 @@ class _Run:
         waited = time.perf_counter() - start
         output = self._trainer.forward_backward(batch.samples, LOSS)
         params = self._config.optimizer.params(step, steps)
-        norm = self._trainer.optim_step(params)["grad_norm"]
+        optim = self._trainer.optim_step(params)
         seconds = time.perf_counter() - start
         num_tokens = sum(sample.num_tokens for sample in batch.samples)
         line: dict[str, Any] = {
             "step": step,
             "train/loss": output.loss_sum / output.weight_sum,
             "optim/learning_rate": params.learning_rate,
-            "optim/grad_norm": norm,
+            **{f"optim/{name}": value for name, value in optim.items()},
             "data/tokens": num_tokens,
             "data/weight": output.weight_sum,
             "data/samples": len(batch.samples),

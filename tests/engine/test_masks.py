@@ -13,6 +13,7 @@ from suzuri.model.inkling import Inkling, randomize
 from suzuri.processing.errors import GrammarError
 from suzuri.processing.tokenizer import Tokenizer
 from tests.engine.test_masked import engine, outputs
+from tests.waiting import PATIENCE, until
 
 FIRST = 10
 """The row that all of these grammars allow, and nothing else."""
@@ -97,7 +98,7 @@ class Held:
     def mask(self) -> bytes:
         if self.num_rows:
             self.begun.append(self.name)
-            assert self.gate.wait(30)
+            assert self.gate.wait(PATIENCE)
         return (1 << FIRST).to_bytes(128, "little")
 
     def advance(self, row: int) -> None:
@@ -115,6 +116,7 @@ def test_nobody_waits_for_a_dear_mask(model: Inkling, tokenizer: Tokenizer, over
         made.add(str(index), [1], SamplingParams(max_tokens=3), grammar=Held(gate, begun))
     made.add("free", [1], SamplingParams(max_tokens=9, ignore_eos=True))
     assert ends(made, steps=12) == {"free": "length"}
+    until(lambda: begun)
     assert len(begun) == 1
     gate.set()
     assert ends(made) == dict.fromkeys("01234", "length")

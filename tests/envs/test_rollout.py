@@ -154,7 +154,7 @@ def test_an_environment_that_hangs_times_out() -> None:
     assert len(found.turns) == 1
 
 
-@pytest.mark.parametrize("reward", [None, float("nan"), float("inf")])
+@pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), 1e200, -2e30])
 def test_a_reward_that_is_none_stays_none(reward: Any) -> None:
     found = play(Endless(reward=reward), Scripted([5], [6]), max_turns=2)
     assert (found.status, found.reward) == ("truncated", None)

@@ -212,7 +212,7 @@ def test_without_an_answer_the_cached_copy_is_used_and_said_so(
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
     elif how == "slow":
         monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.2)
-        hub.trouble.seconds_before_list = 0.6
+        hub.trouble.holds_list = True
     elif how == "no hub":
         hub.trouble.body = b"<html>"
     else:

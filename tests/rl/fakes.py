@@ -22,10 +22,10 @@ class FakeSampler:
         self.asked.append((list(prompt.tokens), params, self.version))
         if self.fault is not None:
             self.fault(prompt)
+        token, version = (params.seed or 0) % 10, self.version
         await asyncio.sleep(0)
-        token = (params.seed or 0) % 10
         return Answer(
-            tokens=[token], logprobs=[logprob(self.version)], versions=[self.version], finish="stop"
+            tokens=[token], logprobs=[logprob(version)], versions=[version], finish="stop"
         )
 
 

@@ -1,5 +1,6 @@
 """Advantages and samples against what was computed by hand, and the rules for odd groups."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -159,16 +160,74 @@ def test_rejection_keeps_the_best_of_those_that_are_good() -> None:
 
 
 def test_distillation_weighs_every_token_by_what_the_teacher_says() -> None:
-    trajectory = attempt(None, turn([1, 2], [3, 4]))
-    made = Distillation(coefficient=2.0).distilled(trajectory, [np.array([-1.0, -1.0])])
+    def scored(*scores: float, reward: float | None = None) -> Trajectory:
+        one = turn([1, 2], [3, 4])
+        return attempt(
+            reward, dataclasses.replace(one, scores={"teacher": np.array(scores, np.float32)})
+        )
+
+    made = Distillation(coefficient=2.0).made([scored(-1.0, -1.0)])
     (sample,) = made.samples
     # The student said -0.5 and -1.5.
     assert sample.inputs["advantages"].tolist() == [0.0, -1.0, 1.0]
-    made = Distillation(clip=0.25).distilled(trajectory, [np.array([-9.0, -1.4])])
+    made = Distillation(clip=0.25).made([scored(-9.0, -1.4)])
     assert made.samples[0].inputs["advantages"].tolist() == pytest.approx([0.0, -0.25, 0.1])
-    for wrong in (np.array([-1.0]), np.array([np.nan, -1.0])):
-        with pytest.raises(ValueError, match="the teacher gave"):
-            Distillation().distilled(trajectory, [wrong])
+    # Without numbers of the teacher an attempt is left out, and compared all the same.
+    others = [scored(-1.0), scored(float("nan"), -1.0), attempt(1.0)]
+    made = Distillation().made([scored(-1.0, -1.0), *others])
+    assert (len(made.samples), made.num_unscored, made.is_flat) == (1, 3, False)
+    assert list(made.silent) == others
+    made = Distillation().made(others)
+    assert (list(made.samples), made.is_flat) == ([], True)
+
+
+def test_distances_from_a_reference_are_of_its_own_tokens() -> None:
+    """Two samples of one attempt, and an attempt of which the reference says nothing."""
+    first, second = turn([1, 2], [3]), turn([1, 9, 7], [4, 5])
+    turns = [
+        dataclasses.replace(one, scores={"reference": np.array(scores, np.float32)})
+        for one, scores in ((first, [-3.0]), (second, [-4.0, -5.0]))
+    ]
+    group = [attempt(1.0, *turns), attempt(0.0, turns[0]), attempt(0.5)]
+    algorithm = Grpo(kl_coefficient=0.1, divide_by_std=False)
+    assert list(algorithm.needs) == ["reference"] and not list(Grpo().needs)
+    made = algorithm.made(group)
+    found = [sample.inputs["reference_logprobs"].tolist() for sample in made.samples]
+    assert found == [[0.0, -3.0], [0.0, 0.0, -4.0, -5.0], [0.0, -3.0]]
+    assert made.num_unscored == 1 and list(made.silent) == [group[2]]
+    assert [float(one.inputs["advantages"][-1]) for one in made.samples] == [0.5, 0.5, -0.5]
+    for sample in made.samples:
+        fields = {name: values.shape for name, values in sample.inputs.items()}
+        check_fields(algorithm.loss, fields, LossConfig.of(algorithm.loss, algorithm.loss_settings))
+
+
+def test_what_is_too_long_costs_before_rewards_are_compared() -> None:
+    """Lengths 2 and 4 with a penalty from 2 tokens on, of 1 at 4: rewards 1, 0 become 1, -1."""
+    penalty = OverlongPenalty(longest=4, cache=2)
+    group = [attempt(1.0), attempt(0.0, turn([1, 2], [3, 4, 5, 6]))]
+    for algorithm in (Grpo(divide_by_std=False, overlong=penalty), Rloo(overlong=penalty)):
+        made = algorithm.made(group)
+        expected = [1.0, -1.0] if isinstance(algorithm, Grpo) else [2.0, -2.0]
+        assert [float(one.inputs["advantages"][-1]) for one in made.samples] == expected
+        assert (made.num_overlong, made.penalty) == (1, -1.0)
+    # Equal rewards are not equal with it, and unequal ones may be.
+    equal = [attempt(1.0), attempt(1.0, turn([1, 2], [3, 4, 5, 6]))]
+    assert Grpo().made(equal).is_flat and not Grpo(overlong=penalty).made(equal).is_flat
+    even = [attempt(0.0), attempt(1.0, turn([1, 2], [3, 4, 5, 6]))]
+    assert Grpo(overlong=penalty).made(even).is_flat
+    assert Grpo(overlong=penalty).made(even).penalty == -1.0, "counted though it says nothing"
+    # A truncated answer is either penalised or masked.
+    assert dapo().mask_truncated and not dapo(penalty).mask_truncated
+    assert dapo(penalty).overlong == penalty
+
+
+def test_attempts_that_no_sample_speaks_of_are_silent() -> None:
+    cut = attempt(0.0, turn([1, 2], [3, 4], finish="length"), status="truncated")
+    lost, good, bad = attempt(None, status="failed"), attempt(1.0), attempt(0.0)
+    made = dapo().made([cut, lost, good, bad])
+    assert len(made.samples) == 2 and list(made.silent) == [cut, lost]
+    group = [good, bad, lost]
+    assert list(RejectionSampling().made(group).silent) == group
 
 
 def test_the_penalty_for_length_begins_before_the_limit() -> None:

@@ -7,11 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from suzuri.envs.rollout import Limits
-from suzuri.rl.algorithms.grpo import Grpo, dr_grpo
+from suzuri.rl.algorithms.grpo import Grpo, dapo, dr_grpo
+from suzuri.rl.algorithms.overlong import OverlongPenalty
 from suzuri.rl.algorithms.rejection import RejectionSampling
+from suzuri.rl.algorithms.rloo import Rloo
+from suzuri.rl.config import RlConfig
 from suzuri.rl.correction import Correction, effective_sample_size
-from suzuri.rl.loop import Line, Loop, Played, Schedule
+from suzuri.rl.drawing import Drawing, Played
+from suzuri.rl.learning import Line
+from suzuri.rl.loop import Loop, Published
+from suzuri.training.config import OptimizerConfig
 from suzuri.types import AdamParams, Sample
 from tests.rl.fakes import FakeProblems, FakeSampler, FakeTrainer
 
@@ -22,11 +27,22 @@ class Log:
     def __init__(self) -> None:
         self.lines: list[Line] = []
         self.played: list[Sequence[Played]] = []
+        self.versions: list[int] = []
 
-    async def stepped(self, step: int, line: Line, played: Sequence[Played]) -> None:
+    def drawn(self, step: int, version: int, groups: Sequence[Played]) -> None:
+        self.versions.append(version)
+
+    async def stepped(self, step: int, line: Line, groups: Sequence[Played]) -> None:
         assert line["step"] == step
         self.lines.append(line)
-        self.played.append(played)
+        self.played.append(groups)
+
+
+class Rates(OptimizerConfig):
+    """Says in which step it is."""
+
+    def params(self, step: int, steps: int) -> AdamParams:
+        return AdamParams(learning_rate=0.1 * step)
 
 
 class World:
@@ -38,30 +54,40 @@ class World:
         *,
         size: int | None = None,
         algorithm: Any = None,
-        correction: Correction | None = None,
-        **schedule: Any,
+        scorers: Any = None,
+        learns: bool = True,
+        **fields: Any,
     ) -> None:
         self.sampler, self.trainer, self.log = FakeSampler(), FakeTrainer(), Log()
+        self.num_published = 0
         self.problems = FakeProblems(judge, size)
-        fields: dict[str, Any] = {"steps": 4, "groups": 3, "group_size": 4} | schedule
+        given: dict[str, Any] = {"steps": 4, "groups": 3, "group_size": 4} | fields
+        self.config = RlConfig(
+            problems=lambda prompts: self.problems,
+            algorithm=algorithm or Grpo(divide_by_std=False),
+            optimizer=Rates(),
+            **given,
+        )
         self.loop = Loop(
-            Schedule(**fields),
-            Limits(),
-            self.problems,
-            algorithm or Grpo(divide_by_std=False),
-            self.sampler,
-            self.trainer,
+            self.config,
+            Drawing(self.config, self.problems, self.sampler, scorers),
+            self.trainer if learns else None,
             self.publish,
-            lambda step: AdamParams(learning_rate=0.1 * step),
-            correction=correction,
+            lambda: self.sampler.version,
         )
 
-    async def publish(self) -> int:
+    async def publish(self) -> Published:
+        """After whatever was begun has been asked for, however slow its threads are."""
+        config = self.config
+        self.num_published += 1
+        begun = min(self.num_published + config.lag, config.steps)
+        while config.lag and len(self.sampler.asked) < begun * config.groups * config.group_size:
+            await asyncio.sleep(0.001)
         self.sampler.version = self.trainer.num_steps
-        return self.sampler.version
+        return Published(version=self.sampler.version, metrics={"publish/pause_seconds": 0.5})
 
     def run(self, first: int = 0) -> list[Line]:
-        assert asyncio.run(self.loop.run(first, self.log)) == self.loop.schedule.steps
+        assert asyncio.run(self.loop.run(first, self.log)) == self.config.steps
         return self.log.lines
 
     @property
@@ -243,8 +269,101 @@ def test_corrections_by_hand() -> None:
             Correction(**fields)
 
 
-@pytest.mark.parametrize("field", ["steps", "groups", "group_size", "minibatches", "lag"])
-def test_a_schedule_names_what_is_wrong(field: str) -> None:
-    fields: dict[str, Any] = {"steps": 1, field: -1}
-    with pytest.raises(ValueError, match=f"{field} = -1"):
-        Schedule(**fields)
+def test_all_that_is_masked_takes_no_step() -> None:
+    """In step 2 every token is exp(-2) times as likely as when it was drawn; step 3 is drawn with
+    the weights that step 2 left as they were."""
+    world = World(lag=1, steps=3, correction=Correction(kind="mask", cap=2.0), minibatches=2)
+    lines = world.run()
+    assert [line["train/without_weight"] for line in lines] == [0, 2, 0]
+    assert world.trainer.calls.count("optim_step") == 4
+    assert [line["correction/touched"] for line in lines] == [0.0, 1.0, 0.0]
+    assert "optim/grad_norm" not in lines[1] and "train/loss" not in lines[1]
+    assert [line["sampler/version"] for line in lines] == [2, 2, 4]
+
+
+@pytest.mark.parametrize("algorithm", [Grpo(), Rloo(), dr_grpo(4), RejectionSampling()])
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_nothing_to_compare_is_nothing_to_learn(algorithm: Any, group_size: int) -> None:
+    """One attempt at a problem, or attempts that are all worth the same."""
+    world = World(lambda token: 0.25, algorithm=algorithm, group_size=group_size, steps=2)
+    lines = world.run()
+    assert [line["groups/flat"] for line in lines] == [3, 3]
+    assert all(line["kl/tokens"] == 3 * group_size for line in lines)
+    assert world.trainer.calls == ["forward"] * 2
+    assert not any(np.isnan(x) for line in lines for x in line.values() if isinstance(x, float))
+
+
+def test_a_batch_of_which_nothing_came_is_a_step_all_the_same() -> None:
+    def broken(prompt: Any) -> None:
+        raise RuntimeError("no sampler")
+
+    world = World(steps=2)
+    world.sampler.fault = broken
+    lines = world.run()
+    assert [line["answers/failed"] for line in lines] == [12, 12]
+    assert [line["kl/tokens"] for line in lines] == [0, 0]
+    assert [line["sample/reward"] for line in lines] == [None, None]
+    assert world.trainer.calls == []
+
+
+def test_what_no_sample_speaks_of_is_compared_as_well() -> None:
+    """Attempts that were masked or have no reward, and the others of a group of which the best is
+    learned."""
+
+    def judge(token: int) -> float | None:
+        return None if token == 3 else float(token > 4)
+
+    for algorithm in (Grpo(), RejectionSampling(), Grpo(mask_truncated=True)):
+        world = World(judge, algorithm=algorithm)
+        assert all(line["kl/tokens"] == 12 for line in world.run())
+        world.trainer.off = 2**-20
+    world = World(judge, algorithm=RejectionSampling(), minibatches=2)
+    world.trainer.off = 2**-20
+    assert world.run()[0]["kl/sampler_trainer_max"] == pytest.approx(2**-20)
+
+
+def test_the_penalty_for_length_is_counted() -> None:
+    """Answers of one token, of which every one is too long."""
+    penalty = OverlongPenalty(longest=2, cache=2, weight=0.5)
+    world = World(algorithm=dapo(penalty), steps=2)
+    for line in world.run():
+        assert line["answers/overlong"] == 12
+        assert line["answers/overlong:penalty"] == pytest.approx(-0.25)
+        assert line["answers/masked"] == 0
+
+
+def test_drawing_alone_shows_batches_and_learns_nothing() -> None:
+    world = World(learns=False, steps=3)
+    lines = world.run()
+    assert world.trainer.calls == [] and world.log.versions == [0, 0, 0]
+    assert not any(name.startswith(("train/", "kl/", "sampler/")) for name in lines[0])
+    learning = World(steps=3)
+    found = learning.run()
+    same = [name for name in lines[0] if not name.startswith("time/")]
+    assert [lines[0][name] for name in same] == [found[0][name] for name in same]
+    assert found[0]["publish/pause_seconds"] == 0.5
+
+
+def test_a_sampler_that_is_lost_ends_the_run_and_what_it_draws_ahead() -> None:
+    class Lost(RuntimeError):
+        pass
+
+    world = World(lag=2)
+
+    async def publish() -> Published:
+        raise Lost("gone")
+
+    world.loop = Loop(
+        world.config,
+        Drawing(world.config, world.problems, world.sampler),
+        world.trainer,
+        publish,
+        lambda: 0,
+    )
+
+    async def run() -> int:
+        with pytest.raises(Lost):
+            await world.loop.run(0, world.log)
+        return len([task for task in asyncio.all_tasks() if task is not asyncio.current_task()])
+
+    assert asyncio.run(run()) == 0

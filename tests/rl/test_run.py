@@ -17,19 +17,23 @@ import torch
 
 from suzuri import cli
 from suzuri.config import load_recipe, name_of
+from suzuri.engine.engine import Engine
+from suzuri.engine.sampling_params import SamplingParams
 from suzuri.envs.chat_prompts import ChatPrompts
 from suzuri.envs.env import Outcome
 from suzuri.envs.mixture import Mixture
 from suzuri.envs.rollout import Limits
 from suzuri.envs.task_env import TaskProblems
+from suzuri.envs.verifiable import JsonlProblems
 from suzuri.rl import local_sampler
-from suzuri.rl.algorithms.grpo import Grpo
+from suzuri.rl.algorithms.grpo import Grpo, dapo
+from suzuri.rl.algorithms.overlong import OverlongPenalty
 from suzuri.rl.config import EvaluationConfig, RlConfig
 from suzuri.rl.recipe import parse_rl
-from suzuri.rl.run import run_rl
+from suzuri.rl.run import publication_metrics, run_rl
 from suzuri.training.config import OptimizerConfig
 from suzuri.training.trainer import LocalTrainer
-from suzuri.types import Answer, Prompt
+from suzuri.types import Answer, Prompt, SampleParams
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,7 +98,8 @@ def small(run_dir: Path, **fields: Any) -> RlConfig:
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
     """The lines without what time does to them."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+    timed = ("time/", "publish/")
+    return [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +301,34 @@ def test_an_evaluation_names_what_is_wrong(fields: Any, named: str) -> None:
         EvaluationConfig(**fields)
 
 
+def test_an_engine_that_fails_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the evaluation after the last step, too: no attempt takes the blame."""
+
+    def step(self: Engine) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Engine, "step", step)
+    assert run_rl(small(tmp_path / "run")) == 1
+    assert "a step of the engine failed (MemoryError: no room)" in capsys.readouterr().err
+
+
+def test_problems_of_other_files_are_another_run(tmp_path: Path) -> None:
+    """They are compared by content, not by name."""
+    file = tmp_path / "prompts.jsonl"
+
+    def config(answer: str, **fields: Any) -> RlConfig:
+        file.write_text(json.dumps({"prompt": "say a", "answer": answer}) + "\n", "utf-8")
+        problems = functools.partial(JsonlProblems, [str(file)])
+        return small(tmp_path / "run", problems=problems, eval_problems=None, **fields)
+
+    assert run_rl(config("a", steps=1, save_every=1)) == 0
+    with pytest.raises(ValueError, match=r"differs in problems \(the data are not what they were"):
+        run_rl(config("b", steps=2))
+    assert run_rl(config("a", steps=2)) == 0
+
+
 def test_another_run_is_not_gone_on_with(whole: Path) -> None:
     with pytest.raises(ValueError, match=r"differs in .*group_size"):
         run_rl(small(whole, group_size=4))
@@ -338,3 +371,72 @@ def test_an_evaluation_counts_what_has_no_reward_as_nothing() -> None:
     assert found["eval/reward"] == pytest.approx(1 - tokens.count(3) / 40)
     assert found["eval/without_reward"] == tokens.count(3) / 40 > 0
     assert found["eval/problems"] == 20 and 0 < found["eval/standard_error"] < 0.2
+
+
+@pytest.mark.parametrize("cut", ["top_p", "top_k", "min_p", "presence_penalty"])
+def test_nothing_may_be_cut_off_what_is_drawn_from(
+    cut: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trainer would have to cut the same, and masks are not recorded."""
+    fields: dict[str, Any] = {cut: 0.9}
+    with pytest.raises(TypeError, match=cut):
+        Limits(**fields)
+    with pytest.raises(TypeError, match=cut):
+        SampleParams(max_tokens=1, **fields)
+    path = str(ROOT / "recipes" / "nano_arithmetic.py")
+    for flag in (f"--limits.{cut}=0.9", f"--{cut}=0.9"):
+        with pytest.raises(SystemExit) as left:
+            parse_rl([path, flag])
+        assert left.value.code == 2
+        assert "Unrecognized options" in capsys.readouterr().err
+
+
+def test_the_engine_is_asked_for_the_whole_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, real = list[SamplingParams](), Engine.add
+
+    def add(self: Engine, id: str, prompt: Any, params: SamplingParams, **others: Any) -> Any:
+        asked.append(params)
+        return real(self, id, prompt, params, **others)
+
+    monkeypatch.setattr(Engine, "add", add)
+    limits = Limits(max_tokens=6, max_context=64, temperature=0.8)
+    assert run_rl(small(tmp_path / "run", steps=1, eval_problems=None, limits=limits)) == 0
+    assert len(asked) == 6
+    said = ("max_tokens", "temperature", "seed", "sampled_logprobs", "detokenize", "routing")
+    plain = SamplingParams()
+    for params in asked:
+        assert params.temperature == 0.8
+        own = {name: getattr(params, name) for name in said}
+        assert params == dataclasses.replace(plain, **own)
+    assert (plain.top_p, plain.min_p, plain.presence_penalty) == (1.0, 0.0, 0.0)
+    assert plain.repetition_penalty == 1.0 and plain.top_k <= 0
+
+
+def test_publications_are_measured(whole: Path) -> None:
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    parts = ("hash", "wait", "pause")
+    for line in lines[1:]:
+        assert line["publish/gb_per_second"] > 0
+        seconds = [line[f"publish/{part}_seconds"] for part in parts]
+        assert all(one >= 0 for one in seconds)
+        assert sum(seconds) <= line["time/publish_seconds"]
+        assert line["time/tokens_per_s"] > 0 and line["time/score_seconds"] == 0.0
+    assert publication_metrics({}) == {}
+    found = publication_metrics(
+        {"bytes": 3e9, "write_seconds": 1.0, "wait_seconds": 7.0, "pause_seconds": 0.5}
+    )
+    assert found["publish/gb_per_second"] == 2.0 and found["publish/wait_seconds"] == 7.0
+
+
+def test_a_penalty_for_length_is_part_of_a_run(tmp_path: Path) -> None:
+    penalty = OverlongPenalty(longest=6, cache=4, weight=0.5)
+    config = small(tmp_path / "run", algorithm=dapo(penalty), steps=1, eval_problems=None)
+    assert run_rl(config) == 0
+    (line,) = metrics(tmp_path / "run")
+    # Answers of 6 tokens, the limit.
+    assert line["answers/tokens:mean"] == 6 and line["answers/overlong"] == 6
+    assert line["answers/overlong:penalty"] == -0.5
+    text = (tmp_path / "run" / "config.json").read_text()
+    assert "OverlongPenalty(longest=6, cache=4, weight=0.5)" in text

@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+
+from tests.waiting import PATIENCE, until
 
 MODEL_ARGS = ("tiny", "--max-context", "400", "--page-size", "16", "--max-running", "16")
 START_SECONDS = 180
@@ -34,22 +35,23 @@ class Running:
         raise AssertionError("no engine runs")
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE)
 
     def metric(self, name: str) -> float:
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
-        found = [float(line.split()[-1]) for line in lines if line.startswith(f"suzuri:{name}{{")]
-        return sum(found)
+        return self.metrics(name)[0]
 
-    def wait_idle(self, seconds: float = 5.0) -> float:
-        """Seconds until nothing runs, waits or holds a page."""
-        start = time.monotonic()
-        while time.monotonic() - start < seconds:
-            names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-            if not any(self.metric(name) for name in names):
-                return time.monotonic() - start
-            time.sleep(0.02)
-        raise AssertionError("the engine is not idle")
+    def metrics(self, *names: str) -> list[float]:
+        """Of one moment."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text.splitlines()
+        return [
+            sum(float(line.split()[-1]) for line in lines if line.startswith(f"suzuri:{name}{{"))
+            for name in names
+        ]
+
+    def wait_idle(self, seconds: float = PATIENCE) -> None:
+        """Until nothing runs, waits or holds a page."""
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        until(lambda: not any(self.metrics(*names)), seconds)
 
 
 def children(pid: int) -> list[int]:
@@ -76,7 +78,7 @@ def start(log: Path, *args: str) -> Running:
 def stop(running: Running) -> int:
     running.process.send_signal(signal.SIGTERM)
     try:
-        return running.process.wait(30)
+        return running.process.wait(PATIENCE)
     finally:
         if running.process.poll() is None:
             os.kill(running.process.pid, signal.SIGKILL)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from suzuri.engine.chat_stops import ChatStopChecker
-from suzuri.engine.client import EngineUnavailable, Stream
 from suzuri.engine.messages import (
     Accepted,
     Add,
@@ -16,10 +15,12 @@ from suzuri.engine.messages import (
     MediaInput,
     Ready,
     Stats,
+    WeightsUpdated,
     encode,
 )
 from suzuri.engine.sampling_params import SamplingParams
 from suzuri.engine.stopping import StopChecker
+from suzuri.engine.stream import EngineUnavailable, Stream
 from suzuri.model.config import NUM_IDS, preset
 from suzuri.processing.chat_blocks import to_blocks, tool_block
 from suzuri.processing.grammar_request import GrammarSpec
@@ -81,6 +82,7 @@ class FakeEngine:
         wants_prompt: bool = False,
         grammar: GrammarSpec | None = None,
         chat_stops: ChatStops | None = None,
+        may_restart: bool = False,
     ) -> Stream:
         if self.ready is None:
             raise EngineUnavailable(self.why_not_ready)
@@ -111,6 +113,9 @@ class FakeEngine:
         if not self.holds:
             self.run(self._write(stream, list(prompt), params, chat_stops))
         return stream
+
+    async def update_weights(self, folder: str, **fields: Any) -> WeightsUpdated:
+        raise AssertionError(f"{folder}: not asked for")
 
     def run(self, writing: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(writing)
@@ -179,18 +184,29 @@ def logprobs(token: int, top: int) -> Logprobs:
     return Logprobs(pairs[1][1], None, tuple(pairs[:top]))
 
 
+class Clock:
+    """In place of the module `time`: seconds that pass when they are told to."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
 class FakeTexts:
     """Ids are the bytes of a text; a conversation, checked as ever, is that of its last block."""
 
     def __init__(self, token_bytes: list[bytes] | None = None) -> None:
         self.token_bytes = token_bytes or [bytes([id % 256]) for id in range(NUM_IDS)]
         self.asked: list[Encode | Render] = []
-        self.delay = 0.0
+        self.may_answer = asyncio.Event()
+        """Cleared: questions wait."""
+        self.may_answer.set()
         self.why_not_ready: str | None = None
 
     async def ask(self, question: Encode | Render) -> Prompts:
         self.asked.append(question)
-        await asyncio.sleep(self.delay)
+        await self.may_answer.wait()
         if isinstance(question, Encode):
             return Prompts([list(text.encode()) for text in question.texts])
         try:

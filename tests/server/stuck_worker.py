@@ -12,6 +12,7 @@ from suzuri.engine.messages import (
     VERSION,
     Heartbeat,
     Load,
+    Progress,
     encode,
     request_decoder,
 )
@@ -27,6 +28,9 @@ def main(folder: str) -> None:
     assert isinstance(load, Load)
     if load.model == "dies":
         sys.exit(3)
+    if load.model == "loads on":
+        reports.send_multipart([FROM_LOADING, encode(Progress("loading", 1, 2))])
+        time.sleep(3600)
     version = VERSION + (load.model == "other version")
     found = msgspec.structs.replace(ready(), version=version)
     reports.send_multipart([FROM_LOADING, encode(found)])

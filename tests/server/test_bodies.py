@@ -12,7 +12,8 @@ from suzuri.server.app import create_app
 from suzuri.server.bodies import MOST_OBJECTS
 from suzuri.server.limits import Limits
 from tests.server.asking import CHAT, COMPLETIONS, chat, ids, post, run
-from tests.server.fakes import FakeEngine, service
+from tests.server.fakes import FakeEngine, FakeTexts, service
+from tests.waiting import until_async
 
 HUGE = "9" * 400
 LONGER = "9" * 5000
@@ -233,17 +234,20 @@ def test_bodies_together_are_bounded() -> None:
             scope |= {"headers": [], "query_string": b"", "root_path": "", "raw_path": b""}
             await app(scope, receive, send)
 
+        def bytes_held() -> int:
+            limits: Any = app.middleware_stack
+            while limits is not None and not isinstance(limits, Limits):
+                limits = limits.app
+            return 0 if limits is None else limits.held
+
         held = [asyncio.create_task(sender(1000)) for _ in range(8)]
-        await asyncio.sleep(0.05)
+        await until_async(lambda: bytes_held() == 8000)
         assert statuses == []
         await sender(1000)
         assert statuses == [429]
         waiting.set()
         await asyncio.gather(*held)
-        limits: Any = app.middleware_stack
-        while not isinstance(limits, Limits):
-            limits = limits.app
-        assert limits.held == 0
+        assert bytes_held() == 0
 
     asyncio.run(main())
 
@@ -251,12 +255,18 @@ def test_bodies_together_are_bounded() -> None:
 def test_texts_that_are_read_are_bounded_too() -> None:
     """s11: /tokenize is no way round the queue's limit."""
 
+    made = service(FakeEngine(), most_pending=3)
+    texts = made.texts
+    assert isinstance(texts, FakeTexts)
+
     async def scenario(client: httpx.AsyncClient) -> None:
-        made.texts.delay = 0.1  # pyright: ignore[reportAttributeAccessIssue]
-        asked = [client.post("/tokenize", json={"prompt": "x"}) for _ in range(5)]
-        found = [answer.status_code for answer in await asyncio.gather(*asked)]
+        texts.may_answer.clear()
+        sent = [client.post("/tokenize", json={"prompt": "x"}) for _ in range(5)]
+        tasks = [asyncio.create_task(one) for one in sent]
+        await until_async(lambda: len(texts.asked) + sum(task.done() for task in tasks) >= 5)
+        texts.may_answer.set()
+        found = [answer.status_code for answer in await asyncio.gather(*tasks)]
         assert sorted(found) == [200, 200, 200, 429, 429]
         assert (await client.post("/tokenize", json={"prompt": "x"})).status_code == 200
 
-    made = service(FakeEngine(), most_pending=3)
     run(made, scenario)

@@ -9,8 +9,8 @@ import httpx
 import msgspec
 import pytest
 
-from suzuri.engine.client import RequestRefused
 from suzuri.engine.messages import Logprobs
+from suzuri.engine.stream import RequestRefused
 from suzuri.processing.chat_blocks import to_blocks, tool_block
 from suzuri.processing.tokenizer import CONTENT_MODEL_END_SAMPLING, CONTENT_TEXT, END_MESSAGE
 from suzuri.server import logprobs as made_logprobs

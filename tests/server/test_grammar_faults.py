@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from suzuri.engine.client import Stream
 from suzuri.engine.messages import Event
+from suzuri.engine.stream import Stream
 from tests.server.asking import CHAT, COMPLETIONS, chat, post
 from tests.server.fakes import FakeEngine, service
 

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from suzuri.engine.client import EngineUnavailable, RequestRefused
 from suzuri.engine.sampling_params import SamplingParams
+from suzuri.engine.stream import EngineUnavailable, RequestRefused
 from suzuri.processing.tokenizer import (
     CONTENT_INVOKE_TOOL_JSON,
     CONTENT_MODEL_END_SAMPLING,
@@ -23,6 +23,7 @@ from suzuri.server.streaming import EventStream
 from suzuri.server.text_messages import Encode, Render
 from tests.server.asking import CHAT, COMPLETIONS, chat, events, ids, post, run
 from tests.server.fakes import FakeEngine, FakeTexts, service
+from tests.waiting import PATIENCE, until_async
 
 THOUGHT = [CONTENT_THINKING, *ids("hm"), END_MESSAGE]
 CALL = [
@@ -150,17 +151,17 @@ def test_a_body_is_counted_and_timed_as_it_comes() -> None:
 
     async def slow() -> AsyncIterator[bytes]:
         yield b"{"
-        await asyncio.sleep(5)
+        await asyncio.sleep(PATIENCE)
         yield b"}"
 
-    async def scenario(client: httpx.AsyncClient) -> list[int]:
-        headers = {"content-type": "application/json"}
-        answers = [
-            await client.post(CHAT, content=body(), headers=headers) for body in (long, slow)
-        ]
-        return [answer.status_code for answer in answers]
+    for body, seconds, status in ((long, PATIENCE, 413), (slow, 0.2, 408)):
 
-    assert run(service(FakeEngine()), scenario, max_body=2000, body_seconds=0.2) == [413, 408]
+        async def scenario(client: httpx.AsyncClient, content: Any = body) -> int:
+            headers = {"content-type": "application/json"}
+            return (await client.post(CHAT, content=content(), headers=headers)).status_code
+
+        found = run(service(FakeEngine()), scenario, max_body=2000, body_seconds=seconds)
+        assert found == status
 
 
 def test_keys() -> None:
@@ -326,7 +327,7 @@ def test_too_many_get_429_and_all_is_let_go() -> None:
 
     async def scenario(client: httpx.AsyncClient) -> None:
         waiting = asyncio.create_task(client.post(CHAT, json=chat(n=3)))
-        await asyncio.sleep(0.05)
+        await until_async(lambda: engine.streams)
         answer = await client.post(COMPLETIONS, json={"prompt": "a", "n": 2})
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) > 0
@@ -345,7 +346,7 @@ def test_an_engine_that_dies_within_a_stream_is_told() -> None:
 
     async def scenario(client: httpx.AsyncClient) -> None:
         waiting = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
-        await asyncio.sleep(0.05)
+        await until_async(lambda: engine.streams)
         engine.streams[0].fail(EngineUnavailable("the engine's process ended (signal 9)"))
         *_, error = events((await waiting).text)
         assert error["error"]["code"] == "unavailable"
@@ -411,7 +412,9 @@ def test_a_reader_that_takes_nothing_is_cut_off() -> None:
         async def receive() -> Any:
             await asyncio.Event().wait()
 
-        await asyncio.wait_for(EventStream(work, chunks())({"type": "http"}, receive, send), 5)
+        await asyncio.wait_for(
+            EventStream(work, chunks())({"type": "http"}, receive, send), PATIENCE
+        )
         assert len(sent) == 4
         assert made.num_pending == 0
         assert engine.aborted == [0]
@@ -433,14 +436,15 @@ def test_a_drain_tells_those_whose_text_is_still_read() -> None:
     engine = FakeEngine(TEXT)
     made = service(engine)
     assert isinstance(made.texts, FakeTexts)
-    made.texts.delay = 30.0
+    texts = made.texts
+    texts.may_answer.clear()
 
     async def scenario(client: httpx.AsyncClient) -> None:
         waiting = [
             asyncio.create_task(client.post(CHAT, json=chat(stream=stream)))
             for stream in (True, False)
         ]
-        await asyncio.sleep(0.05)
+        await until_async(lambda: len(texts.asked) == 2)
         for work in list(made.works):
             work.tell(EngineUnavailable("the server is shutting down"))
         for answer in await asyncio.gather(*waiting):

@@ -7,11 +7,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from suzuri.engine.client import EngineUnavailable
 from suzuri.engine.messages import Event, Stats, Waits
+from suzuri.engine.stream import EngineUnavailable
 from suzuri.server.service import Service
 from tests.server.asking import CHAT, COMPLETIONS, chat, run
 from tests.server.fakes import FakeEngine, service
+from tests.waiting import until_async
 
 NAMES = {
     "gauge": "num_requests_running num_requests_waiting kv_cache_usage_perc",
@@ -72,10 +73,11 @@ def scripted() -> tuple[FakeEngine, Clock, Service]:
     return engine, clock, service(engine, clock=clock)
 
 
-async def settled() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
-    await asyncio.sleep(0.01)
+async def read(engine: FakeEngine, streams: int) -> None:
+    """Until so many prompts have come to the engine, and all that it wrote has been read."""
+    await until_async(
+        lambda: len(engine.streams) == streams and not any(s.has_events for s in engine.streams)
+    )
 
 
 def token(index: int, cached: int = 0, waits: Waits | None = None, finish: Any = None) -> Event:
@@ -99,7 +101,7 @@ def test_times_and_tokens_of_two_answers() -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         body = {"prompt": [1, 2, 3, 4], "n": 2, "max_tokens": 30, "stream": True}
         asked = asyncio.create_task(client.post(COMPLETIONS, json=body))
-        await settled()
+        await read(engine, 1)
         (stream,) = engine.streams
         script: list[tuple[float, list[Event]]] = [
             (2.0, [token(0, 3, Waits(0.5, 1.4))]),
@@ -113,7 +115,7 @@ def test_times_and_tokens_of_two_answers() -> None:
             clock.now += seconds
             for event in events:
                 stream.push(event)
-            await settled()
+            await read(engine, 1)
         assert (await asked).status_code == 200
         found = await sheet(client)
         values = found.values
@@ -147,11 +149,11 @@ def test_several_prompts_of_one_request_count_each() -> None:
 
     async def scenario(client: httpx.AsyncClient) -> None:
         asked = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": [[1, 2], [3]]}))
-        await settled()
+        await read(engine, 2)
         for seconds, stream in zip((1.0, 2.0), engine.streams, strict=True):
             clock.now += seconds
             stream.push(token(0, 0, Waits(0.0, seconds), "length"))
-            await settled()
+            await read(engine, 2)
         assert (await asked).status_code == 200
         found = await sheet(client)
         assert found.values["prompt_tokens_total"] == 3
@@ -171,27 +173,27 @@ def test_how_answers_end() -> None:
 
     async def scenario(client: httpx.AsyncClient) -> None:
         asked = asyncio.create_task(client.post(CHAT, json=chat(n=3)))
-        await settled()
+        await read(engine, 1)
         clock.now += 5.0
         engine.streams[0].push(token(0, 0, Waits(1.0, 2.0)))
-        await settled()
+        await read(engine, 1)
         clock.now += 1.0
         asked.cancel()
-        await settled()
+        await until_async(lambda: not made.works)
         found = await sheet(client)
         assert found.values["request_success_total,abort"] == 3
         assert found.values["generation_tokens_total"] == 1
         assert found.histogram("e2e_request_latency_seconds") == (3, 18.0)
         asked = asyncio.create_task(client.post(CHAT, json=chat()))
-        await settled()
+        await read(engine, 2)
         engine.streams[1].fail(EngineUnavailable("it died"))
         assert (await asked).status_code == 503
         found = await sheet(client)
         assert found.values["request_success_total,error"] == 1
         assert found.values["requests_refused_total,503"] == 1
-        for stream_end in ("deadline", "error"):
+        for number, stream_end in enumerate(("deadline", "error"), start=3):
             asked = asyncio.create_task(client.post(CHAT, json=chat()))
-            await settled()
+            await read(engine, number)
             engine.streams[-1].push(Event(0, 0, None, "", stream_end))
             assert (await asked).status_code in (500, 504)
         found = await sheet(client)

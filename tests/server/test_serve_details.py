@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from suzuri.engine.sampling_params import SamplingParams
 from tests.server.asking import CHAT, COMPLETIONS, USER, events
 from tests.server.conftest import Running, children
 from tests.server.test_prompt_parts import joined
+from tests.waiting import until
 
 HEADERS = {"content-type": "application/json"}
 
@@ -247,16 +247,9 @@ def test_a_text_process_that_dies_is_replaced(server: Running) -> None:
     (pid,) = found
     os.kill(pid, signal.SIGKILL)
     with server.client() as client:
-        wait_for_readiness(client, 503)
-        wait_for_readiness(client, 200)
+        until(lambda: client.get("/health/ready").status_code == 503)
+        until(lambda: client.get("/health/ready").status_code == 200)
         assert client.post("/tokenize", json={"prompt": "x"}).status_code == 200
-
-
-def wait_for_readiness(client: httpx.Client, status: int) -> None:
-    end = time.monotonic() + 30
-    while client.get("/health/ready").status_code != status:
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_readers_of_one_byte_a_second_cost_little(server: Running) -> None:
@@ -274,14 +267,12 @@ def test_readers_of_one_byte_a_second_cost_little(server: Running) -> None:
         connection.connect((host, int(port)))
         connection.sendall(sent)
         slow.append(connection)
-    began = time.monotonic()
     with server.client() as client:
         other = {"prompt": "y", "max_tokens": 5, "seed": 1}
         assert client.post(COMPLETIONS, json=other).status_code == 200
     for connection in slow:
         assert connection.recv(1)
-    server.wait_idle(60)
-    assert time.monotonic() - began < 60
+    server.wait_idle()
     assert memory(server.process.pid) - before < 40e6
     for connection in slow:
         connection.close()

@@ -12,6 +12,7 @@ from suzuri.engine.messages import Abort, Add, Refused, encode
 from suzuri.engine.sampling_params import SamplingParams
 from suzuri.engine.worker import Worker
 from suzuri.processing.grammar_request import GrammarSpec, text_grammar
+from tests.server.fakes import Clock
 
 
 class Compiler:
@@ -29,13 +30,6 @@ class Compiler:
             self.submitted.append(spec)
             self.futures[spec] = Future()
         return self.futures[spec]
-
-
-class Clock:
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class Waiting:

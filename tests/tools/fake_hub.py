@@ -17,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from tests.waiting import PATIENCE
+
 COMMIT = "1234567890abcdef1234567890abcdef12345678"
 
 
@@ -55,7 +57,10 @@ class Trouble:
     corrupt: dict[str, int] = dataclasses.field(default_factory=dict)
     ignore_range: bool = False
     seconds_per_piece: float = 0.0
-    seconds_before_list: float = 0.0
+    holds_list: bool = False
+    """The list waits for `FakeHub.go_on`."""
+    hold_after: dict[str, int] = dataclasses.field(default_factory=dict)
+    """So many bytes of a file come, the rest waits for `FakeHub.go_on`."""
     body: bytes | None = None
     """Answer to the request for the list, instead of one."""
 
@@ -70,6 +75,7 @@ class FakeHub:
         self.requests: list[tuple[str, str]] = []
         self.leaked_tokens = 0
         self.lock = threading.Lock()
+        self.go_on = threading.Event()
         self.url = ""
 
     def bytes_of(self, name: str) -> int:
@@ -101,6 +107,7 @@ def running() -> Iterator[FakeHub]:
     try:
         yield hub
     finally:
+        hub.go_on.set()
         server.shutdown()
         server.server_close()
 
@@ -181,7 +188,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _list(self, name: str, revision: str) -> None:
         if self._troubled("list"):
             return
-        time.sleep(self.hub.trouble.seconds_before_list)
+        if self.hub.trouble.holds_list:
+            self.hub.go_on.wait(PATIENCE)
         if self.hub.trouble.body is not None:
             self._plain(200, self.hub.trouble.body)
             return
@@ -260,6 +268,8 @@ class _Handler(BaseHTTPRequestHandler):
         count = 0
         try:
             for at in range(start, stop, 4096):
+                if count >= trouble.hold_after.get(file, len(data)):
+                    self.hub.go_on.wait(PATIENCE)
                 piece = data[at : min(at + 4096, stop)]
                 self.wfile.write(piece)
                 count += len(piece)

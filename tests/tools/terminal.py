@@ -14,7 +14,7 @@ from types import TracebackType
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120.0
-PAUSE, END_SECONDS, PRESSES = 1.0, 5.0, 20
+PAUSE, END_SECONDS, PRESSES = 3.0, 20.0, 20
 
 
 class Terminal:

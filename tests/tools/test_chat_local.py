@@ -26,6 +26,7 @@ from suzuri.tools.chat.conversation import Conversation
 from suzuri.tools.chat.display import Display
 from suzuri.tools.chat.local import LocalBackend
 from tests.tools.terminal import Terminal
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--dtype", "float32", "--max-context", "600")
@@ -222,7 +223,7 @@ def test_ctrl_c_in_a_pipe_ends() -> None:
         process.stdin.flush()
         assert process.stdout.read(20)
         process.send_signal(2)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 130
     assert "stopped, about" in errors
     assert "Traceback" not in errors

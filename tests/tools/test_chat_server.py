@@ -23,6 +23,7 @@ from suzuri.tools.chat.remote import RemoteBackend
 from tests.server.conftest import Running, start, stop
 from tests.tools.chat_server import ChatServer
 from tests.tools.terminal import Terminal
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
@@ -266,7 +267,7 @@ def test_ctrl_c_stops_the_answer_and_frees_the_server(scripted: ChatServer) -> N
         terminal.expect("half")
         terminal.type("\x03")
         terminal.expect("stopped, about 3 tokens")
-        assert scripted.left.wait(10)
+        assert scripted.left.wait(PATIENCE)
         terminal.expect("> ")
         scripted.holds = False
         terminal.type("two\n")

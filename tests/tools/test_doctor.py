@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from suzuri.tools.doctor.report import Line, Private, cleaned, show, verdict
 from suzuri.tools.doctor.resources import Space, memory_bytes
 from suzuri.tools.doctor.system import container_of, cpu_limit, is_wsl
 from tests.tools.doctor_machines import by_name, machine
+from tests.waiting import PATIENCE, until
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -42,30 +42,29 @@ def test_a_program_that_hangs_is_given_up(script: str) -> None:
 
 
 def test_a_grandchild_that_keeps_the_pipe_open_does_not_hold_the_answer_back() -> None:
-    answer = ask(["/bin/sh", "-c", "sleep 60 & echo done"], "it", 20, dict(os.environ))
+    answer = ask(["/bin/sh", "-c", "sleep 600 & echo done"], "it", PATIENCE, dict(os.environ))
     assert (answer.text, answer.error) == ("done\n", "")
 
 
 def test_a_child_that_nobody_waits_for_can_be_ended(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    script = f"echo $$ > {mark}.new; mv {mark}.new {mark}; exec sleep 60"
-    running = Running(["/bin/sh", "-c", script], "it", 60, dict(os.environ))
-    while not mark.exists():
-        time.sleep(0.01)
+    script = f"echo $$ > {mark}.new; mv {mark}.new {mark}; exec sleep 600"
+    running = Running(["/bin/sh", "-c", script], "it", PATIENCE, dict(os.environ))
+    until(mark.exists)
     running.stop()
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
 
 
 def test_endless_output_is_cut() -> None:
-    answer = ask(["/bin/sh", "-c", "exec yes"], "it", 20, dict(os.environ))
+    answer = ask(["/bin/sh", "-c", "exec yes"], "it", PATIENCE, dict(os.environ))
     assert answer.error and not answer.is_late
     assert len(answer.text) < 2 * MAX_OUTPUT
 
 
 def test_how_a_program_ended_is_told_in_words(tmp_path: Path) -> None:
     def shell(script: str) -> Answer:
-        return ask(["/bin/sh", "-c", script], "it", 20, dict(os.environ))
+        return ask(["/bin/sh", "-c", script], "it", PATIENCE, dict(os.environ))
 
     assert shell("echo bad luck; exit 9").error == "it ended with code 9: bad luck"
     assert shell("kill -ABRT $$").error == "it was ended by SIGABRT"

@@ -21,6 +21,7 @@ from suzuri.model.weights import load_weights
 from suzuri.tools.inspect.config import InspectConfig
 from suzuri.tools.inspect.run import run_inspect
 from tests.tools.test_inspect import BASE, CONFIG, INDEX, MAIN, copied, shown, written
+from tests.waiting import PATIENCE
 
 
 def test_a_word_that_no_tensor_has_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +102,7 @@ def test_a_pipe_is_a_fault_and_never_opened(tmp_path: Path, name: str) -> None:
             [sys.executable, "-m", "suzuri", command, str(folder), *more],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
             check=False,
         )
         assert done.returncode == (1 if command == "inspect" else 2), done.stderr

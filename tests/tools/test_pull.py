@@ -8,7 +8,6 @@ import hashlib
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import huggingface_hub
@@ -19,6 +18,7 @@ from suzuri.tools.pull import fetch
 from suzuri.tools.pull.choice import amount
 from tests.tools.fake_hub import COMMIT, FakeHub, Sent, blob_id
 from tests.tools.hub_settings import INDEX, SHARD, environment, model_files, program, pull
+from tests.waiting import PATIENCE, until
 
 REPO = "ink/small"
 OTHER_COMMIT = "abcdef1234567890abcdef1234567890abcdef12"
@@ -90,7 +90,7 @@ def test_a_complete_model_is_left_alone(
 def test_ctrl_c_keeps_the_bytes_and_the_next_run_asks_for_the_rest_only(
     hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], to: bool
 ) -> None:
-    hub.trouble.seconds_per_piece = 0.004
+    hub.trouble.hold_after[SHARD] = 3 * fetch.PIECE
     where = tmp_path / "out" if to else snapshot(tmp_path)
     words = (REPO, "--to", str(where)) if to else (REPO,)
     process = subprocess.Popen(
@@ -101,20 +101,24 @@ def test_ctrl_c_keeps_the_bytes_and_the_next_run_asks_for_the_rest_only(
         text=True,
     )
     digest = hashlib.sha256(model_files()[SHARD]).hexdigest()
-    began = time.monotonic()
-    while not (parts := list(tmp_path.rglob(f"{digest}.suzuri.incomplete"))) or (
-        parts[0].stat().st_size <= fetch.PIECE
-    ):
-        assert process.poll() is None and time.monotonic() < began + 20
-        time.sleep(0.02)
+    parts: list[Path] = []
+
+    def has_come() -> bool:
+        assert process.poll() is None
+        parts[:] = tmp_path.rglob(f"{digest}.suzuri.incomplete")
+        return bool(parts) and parts[0].stat().st_size > fetch.PIECE
+
+    until(has_come)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "interrupted" in err and "The same command goes on from there" in err
     assert "Traceback" not in err
     have = parts[0].stat().st_size
     assert not (where / SHARD).exists()
-    hub.trouble.seconds_per_piece = 0.0
+    hub.go_on.set()
+    until(lambda: hub.bytes_of(SHARD))  # the hub has seen it go
+    hub.trouble.hold_after.clear()
     hub.forget()
     assert pull(*words) == 0
     size = len(model_files()[SHARD])
@@ -280,7 +284,7 @@ def test_two_pulls_at_once_fetch_every_byte_once(hub: FakeHub, tmp_path: Path) -
         )
         for _ in range(2)
     ]
-    results = [(process.communicate(timeout=30), process.returncode) for process in commands]
+    results = [(process.communicate(timeout=PATIENCE), process.returncode) for process in commands]
     for (out, err), code in results:
         assert code == 0, err
         assert out.strip().splitlines()[-1].startswith("OK: ")
@@ -373,7 +377,12 @@ def test_settings_come_from_the_environment(hub: FakeHub, tmp_path: Path) -> Non
     hub.repos[REPO].token = "hf_right"
     env = environment(hub, tmp_path / "elsewhere", HF_TOKEN="hf_right", HF_HUB_DISABLE_XET="1")
     done = subprocess.run(
-        [*program(COMMAND), REPO], env=env, capture_output=True, check=False, text=True, timeout=30
+        [*program(COMMAND), REPO],
+        env=env,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().splitlines()[-1].startswith(f"OK: {REPO}")

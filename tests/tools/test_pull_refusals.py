@@ -17,6 +17,7 @@ from suzuri.model.hub_errors import HubError, in_words
 from suzuri.tools.pull import fetch, places
 from tests.tools.fake_hub import FakeHub, Repo
 from tests.tools.hub_settings import SHARD, environment, model_files, program, pull
+from tests.waiting import PATIENCE
 
 REPO = "ink/small"
 
@@ -163,7 +164,7 @@ def test_an_endpoint_that_is_no_address(
 
 def test_a_hub_that_does_not_answer_in_time(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.2)
-    hub.trouble.seconds_before_list = 0.6
+    hub.trouble.holds_list = True
     assert "did not answer in time" in refusal(REPO)
 
 
@@ -341,7 +342,7 @@ def test_the_command_ends_with_code_two_and_one_line(hub: FakeHub, tmp_path: Pat
         capture_output=True,
         check=False,
         text=True,
-        timeout=30,
+        timeout=PATIENCE,
     )
     assert done.returncode == 2
     assert done.stderr.startswith("suzuri pull: no model ink/none") and done.stderr.count("\n") == 1

@@ -6,17 +6,16 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from suzuri.training.jsonl import JsonlData
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 CHATS = ROOT / "recipes" / "data" / "chats.jsonl"
-PATIENCE = 60
 
 
 @pytest.fixture
@@ -38,13 +37,6 @@ def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 def workers(child: subprocess.Popen[str]) -> list[int]:

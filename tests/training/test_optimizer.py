@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from suzuri.kernels import exact
-from suzuri.training.optimizer import Optimizer
+from suzuri.training.optimizer import STILL_STEPS, Optimizer
 from suzuri.types import AdamParams
 from tests.kernels.compare import assert_same_bits, threads
 
@@ -54,3 +54,35 @@ def test_a_step_has_equal_bits_on_any_number_of_threads(dtype: torch.dtype) -> N
         assert other.keys() == found[0].keys()
         for name, x in other.items():
             assert_same_bits(x, found[0][name], name)
+
+
+def one_step(subject: Optimizer, rate: float) -> dict[str, float]:
+    for parameter in subject.parameters.values():
+        parameter.grad = torch.ones_like(parameter, dtype=torch.float32)
+    return subject.step(AdamParams(learning_rate=rate), 0.0)
+
+
+@pytest.mark.parametrize(("rate", "least", "most"), [(1e-9, 0.0, 0.0), (1e-3, 0.05, 0.95)])
+def test_r16_a_step_says_how_many_served_weights_it_moved(
+    rate: float, least: float, most: float
+) -> None:
+    """Half a unit in the last place of 1.0 is 2**-8: a step of 1e-3 moves the small numbers only,
+    one of 1e-9 nothing but what is near 0."""
+    subject = Optimizer(parameters(torch.bfloat16).items())
+    found = one_step(subject, rate)["moved"]
+    assert least <= found <= most
+    assert one_step(Optimizer(parameters(torch.float32).items()), 0.1)["moved"] == 1.0
+
+
+def test_r16_steps_that_move_nothing_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    subject = Optimizer(parameters(torch.bfloat16).items())
+    with caplog.at_level("WARNING"):
+        for _ in range(STILL_STEPS - 1):
+            one_step(subject, 1e-9)
+        one_step(subject, 0.0)  # asked not to move: no fault, and it does not count
+        one_step(subject, 0.1)
+        assert not caplog.records
+        for _ in range(STILL_STEPS + 5):
+            one_step(subject, 1e-9)
+    (record,) = caplog.records
+    assert "learning rate of 1e-09" in record.getMessage()

@@ -112,7 +112,7 @@ def test_a_step_without_weight_or_samples_changes_nothing() -> None:
     before = content_hash(subject.model)
     output = subject.forward_backward([weighted([0.0, 0.0])], "cross_entropy")
     assert (output.loss_sum, output.weight_sum) == (0.0, 0.0)
-    assert subject.optim_step(STEP) == {"grad_norm": 0.0}
+    assert subject.optim_step(STEP) == {"grad_norm": 0.0, "moved": 0.0}
     assert subject.forward_backward([], "cross_entropy").logprobs == []
     assert subject.optim_step(STEP) == {"grad_norm": 0.0}
     assert content_hash(subject.model) == before

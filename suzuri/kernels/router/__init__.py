@@ -15,6 +15,7 @@ def router(
     *,
     num_experts_per_token: int,
     route_scale: float,
+    given_NK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Chooses k of R routed experts per token and weighs them jointly with the S shared ones.
 
@@ -28,6 +29,10 @@ def router(
     the chosen and shared experts (log space: finite logits cannot give 0/0). All in fp32 from fp32
     accumulators. Gradients: x, weight, global_scale; the bias has none. Source:
     docs/architecture.md 2.6.
+
+    given_NK int64 [N, k]: experts to take in place of the choice, ids below R rising within a row
+    (not looked at here); a row that begins with a negative id chooses itself. Weights and gradients
+    are those of the logits of whichever experts are taken.
     """
     routed = bias_R.shape[0]
     if not 1 <= num_experts_per_token <= routed <= weight_ED.shape[0]:
@@ -36,26 +41,33 @@ def router(
         )
     if x_ND.dtype != weight_ED.dtype:
         raise ValueError(f"router: x is {x_ND.dtype}, weight is {weight_ED.dtype}")
+    if given_NK is not None and (
+        given_NK.dtype != torch.int64 or given_NK.shape != (x_ND.shape[0], num_experts_per_token)
+    ):
+        raise ValueError(
+            f"router: given is {given_NK.dtype} {list(given_NK.shape)}; need int64 "
+            f"{[x_ND.shape[0], num_experts_per_token]}"
+        )
     if exact.records_gradient(x_ND, weight_ED, global_scale_1) and not dispatch.is_forced():
         from suzuri.kernels.router import gradient
 
         return gradient.Router.apply(
-            x_ND, weight_ED, bias_R, global_scale_1, num_experts_per_token, route_scale
+            x_ND, weight_ED, bias_R, global_scale_1, num_experts_per_token, route_scale, given_NK
         )
     if dispatch.use_cpu(x_ND, weight_ED, global_scale_1):
         from suzuri.kernels.router import cpu
 
         return cpu.router(
-            x_ND, weight_ED, bias_R, global_scale_1, num_experts_per_token, route_scale
+            x_ND, weight_ED, bias_R, global_scale_1, num_experts_per_token, route_scale, given_NK
         )
     if dispatch.use_reference(x_ND):
         return reference.router(
-            x_ND, weight_ED, bias_R, global_scale_1, num_experts_per_token, route_scale
+            x_ND, weight_ED, bias_R, global_scale_1, num_experts_per_token, route_scale, given_NK
         )
     if x_ND.device.type != "cuda" or x_ND.dtype not in (torch.bfloat16, torch.float32):
         raise dispatch.no_kernel("router", x_ND)
     from suzuri.kernels.router import kernel
 
     return kernel.router(
-        x_ND, weight_ED, bias_R, global_scale_1, num_experts_per_token, route_scale
+        x_ND, weight_ED, bias_R, global_scale_1, num_experts_per_token, route_scale, given_NK
     )

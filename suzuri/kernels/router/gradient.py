@@ -24,6 +24,7 @@ class Router(torch.autograd.Function):
         global_scale_1: Tensor,
         num_experts_per_token: int,
         route_scale: float,
+        given_NK: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         experts_NK, weights_NJ, logits_NE = router(
             x_ND,
@@ -32,6 +33,7 @@ class Router(torch.autograd.Function):
             global_scale_1,
             num_experts_per_token=num_experts_per_token,
             route_scale=route_scale,
+            given_NK=given_NK,
         )
         routed = bias_R.shape[0]
         raw_NJ = torch.cat([exact.select(logits_NE, experts_NK), logits_NE[:, routed:]], 1)
@@ -75,7 +77,7 @@ class Router(torch.autograd.Function):
                 grad_x = grad_x.to(x_ND.dtype)
             if needs_weight:
                 grad_weight = torch.mm(grad_logits_NE.T, x_ND.to(wide))
-        return grad_x, grad_weight, None, grad_scale, None, None
+        return grad_x, grad_weight, None, grad_scale, None, None, None
 
 
 def _spread(

@@ -20,6 +20,7 @@ def _choose(
     logits,
     bias,
     global_scale,
+    given,
     experts,
     weights,
     route_scale,
@@ -28,6 +29,7 @@ def _choose(
     K: tl.constexpr,
     R_PADDED: tl.constexpr,
     J_PADDED: tl.constexpr,
+    HAS_GIVEN: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     logits += token * (R + S)
@@ -48,6 +50,9 @@ def _choose(
     for slot in tl.static_range(K):
         lowest = tl.min(tl.where(chosen, ids, R_PADDED), axis=0)
         chosen = chosen & (ids != lowest)
+        if HAS_GIVEN:
+            taken = tl.load(given + token * K + slot).to(tl.int32)
+            lowest = tl.where(tl.load(given + token * K) < 0, lowest, taken)
         tl.store(experts + token * K + slot, lowest.to(tl.int64))
         # A padded id (only after NaN) must not be read.
         raw = tl.where(slots == slot, tl.load(logits + tl.minimum(lowest, R - 1)), raw)
@@ -70,6 +75,7 @@ def router(
     global_scale_1: Tensor,
     num_experts_per_token: int,
     route_scale: float,
+    given_NK: Tensor | None = None,
     tile: matmul.Tile | None = None,
     warps: int = 4,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,6 +89,7 @@ def router(
             logits_NE,
             bias_R.contiguous(),
             global_scale_1,
+            experts_NK if given_NK is None else given_NK.contiguous(),
             experts_NK,
             weights_NJ,
             route_scale,
@@ -91,6 +98,7 @@ def router(
             K=k,
             R_PADDED=triton.next_power_of_2(routed),
             J_PADDED=triton.next_power_of_2(k + shared),
+            HAS_GIVEN=given_NK is not None,
             num_warps=warps,
             enable_fp_fusion=False,
         )

@@ -5,15 +5,15 @@ Thinking Machines, "On-policy distillation", 2025). No torch here."""
 # pyright: strict
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from suzuri.envs.env import Trajectory
-from suzuri.rl.algorithms.group import Made
+from suzuri.envs.env import Trajectory, Turn
+from suzuri.rl.algorithms.group import Made, is_scored
 from suzuri.rl.samples import Weighting, samples_of
-from suzuri.types import Array
+from suzuri.types import Array, Sample
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,24 +29,28 @@ class Distillation:
     clip: float = 0.0
     weighting: Weighting = "tokens"
 
+    needs: ClassVar[Collection[str]] = ("teacher",)
     loss: ClassVar[str] = "importance_sampling"
     loss_settings: ClassVar[Mapping[str, float | str]] = {}
     divisor: ClassVar[Literal["weights", "answers"]] = "weights"
 
-    def distilled(self, trajectory: Trajectory, teacher: Sequence[Array]) -> Made:
-        """`teacher`: for each turn the log-probs [T] that it gives the answer's tokens. Needs no
-        reward. ValueError where they are not as many as the tokens, or no numbers."""
-        advantages: list[Array] = []
-        for place, (turn, theirs) in enumerate(zip(trajectory.turns, teacher, strict=True)):
-            ours = np.asarray(turn.answer.logprobs, np.float32)
-            if theirs.shape != ours.shape or not np.isfinite(theirs).all():
-                raise ValueError(
-                    f"the teacher gave {list(theirs.shape)} log-probs, or some that are none, "
-                    f"for the {len(ours)} tokens of answer {place}"
-                )
-            gain = theirs.astype(np.float32) - ours
-            if self.clip:
-                gain = gain.clip(-self.clip, self.clip)
-            advantages.append(self.coefficient * gain)
-        samples = samples_of(trajectory, advantages, weighting=self.weighting)
-        return Made(samples=samples, num_empty=int(not trajectory.num_answer_tokens))
+    def made(self, group: Sequence[Trajectory]) -> Made:
+        """Needs no reward; an attempt without the teacher's numbers is left out."""
+        scored = [one for one in group if is_scored(one, "teacher")]
+        samples: list[Sample] = []
+        for trajectory in scored:
+            gains = [self._gain(turn) for turn in trajectory.turns]
+            samples += samples_of(trajectory, gains, weighting=self.weighting)
+        known = {id(one) for one in scored}
+        return Made(
+            samples=samples,
+            is_flat=not samples,
+            num_unscored=len(group) - len(scored),
+            num_empty=sum(not one.num_answer_tokens for one in group),
+            silent=[one for one in group if id(one) not in known],
+        )
+
+    def _gain(self, turn: Turn) -> Array:
+        ours = np.asarray(turn.answer.logprobs, np.float32)
+        gain = np.asarray(turn.scores["teacher"], np.float32) - ours
+        return self.coefficient * (gain.clip(-self.clip, self.clip) if self.clip else gain)

@@ -5,11 +5,12 @@
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 from suzuri.envs.env import Trajectory
 from suzuri.rl.algorithms.group import Made, make_samples
+from suzuri.rl.algorithms.overlong import OverlongPenalty
 from suzuri.rl.samples import Weighting
 
 MIN_STD = 1e-6
@@ -41,7 +42,13 @@ class Grpo:
     entropy_coefficient: float = 0.0
     keep_flat: bool = False
     mask_truncated: bool = False
+    overlong: OverlongPenalty | None = None
+    """Taken from the reward of a long answer before rewards are compared."""
     loss: str = "ppo"
+
+    @property
+    def needs(self) -> Collection[str]:
+        return ("reference",) if self.kl_coefficient else ()
 
     @property
     def loss_settings(self) -> Mapping[str, float | str]:
@@ -65,6 +72,8 @@ class Grpo:
             keep_flat=self.keep_flat,
             mask_truncated=self.mask_truncated,
             longest=self.longest,
+            overlong=self.overlong,
+            with_reference=bool(self.kl_coefficient),
         )
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
@@ -82,10 +91,11 @@ def dr_grpo(longest: int) -> Grpo:
     return Grpo(divide_by_std=False, weighting="constant", divisor="answers", longest=longest)
 
 
-def dapo() -> Grpo:
-    """The loss of Yu et al. (2025): clip-higher, every token alike, over-long answers masked. Its
-    dynamic sampling is the loop's `skip_flat`, its length penalty overlong.py."""
-    return Grpo(clip_high=0.28, mask_truncated=True)
+def dapo(overlong: OverlongPenalty | None = None) -> Grpo:
+    """The loss of Yu et al. (2025): clip-higher, every token alike, and of over-long answers either
+    a penalty or, without one, nothing that is learned. Their dynamic sampling is `skip_flat` of the
+    config."""
+    return Grpo(clip_high=0.28, mask_truncated=overlong is None, overlong=overlong)
 
 
 def gspo() -> Grpo:

@@ -4,7 +4,7 @@ Zelikman et al., "STaR", 2022). No torch here."""
 # pyright: strict
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from suzuri.envs.env import Trajectory
@@ -25,6 +25,7 @@ class RejectionSampling:
         if self.most < 1:
             raise ValueError(f"most = {self.most}: must be 1 or more")
 
+    needs: ClassVar[Collection[str]] = ()
     loss: ClassVar[str] = "cross_entropy"
     loss_settings: ClassVar[Mapping[str, float | str]] = {}
     divisor: ClassVar[Literal["weights", "answers"]] = "weights"
@@ -48,4 +49,5 @@ class RejectionSampling:
             is_flat=not samples,
             num_without_reward=len(group) - len(judged),
             num_empty=sum(not one.num_answer_tokens for _, one in judged),
+            silent=group,
         )

@@ -5,11 +5,12 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Literal
 
 from suzuri.envs.env import Trajectory
 from suzuri.rl.algorithms.group import Made, make_samples
+from suzuri.rl.algorithms.overlong import OverlongPenalty
 from suzuri.rl.samples import Weighting
 
 
@@ -20,7 +21,10 @@ class Rloo:
     weighting: Weighting = "tokens"
     keep_flat: bool = False
     mask_truncated: bool = False
+    overlong: OverlongPenalty | None = None
+    """Taken from the reward of a long answer before rewards are compared."""
 
+    needs: ClassVar[Collection[str]] = ()
     loss: ClassVar[str] = "importance_sampling"
     loss_settings: ClassVar[Mapping[str, float | str]] = {}
     divisor: ClassVar[Literal["weights", "answers"]] = "weights"
@@ -32,6 +36,7 @@ class Rloo:
             weighting=self.weighting,
             keep_flat=self.keep_flat,
             mask_truncated=self.mask_truncated,
+            overlong=self.overlong,
         )
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:

@@ -11,7 +11,11 @@ from suzuri.processing.chat import DEFAULT_EFFORT
 Id = str | int
 OF_JOB = ("prompt", "prompt_token_ids", "messages")
 BESIDE = ("id", "tools", "reasoning_effort", "multi_modal_data", "cache_salt", "priority")
-SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingParams))
+IN_PYTHON_ONLY = ("routing",)
+"""Bring arrays, which a line of JSON does not hold."""
+SAMPLING = tuple(
+    field.name for field in dataclasses.fields(SamplingParams) if field.name not in IN_PYTHON_ONLY
+)
 MAX_ID = 1000
 
 
