@@ -53,13 +53,13 @@ class Launched:
 
 class _Rows(NamedTuple):
     """What the decoder made of a step: token ids [N] and hidden rows [N, D], the works' slots [S],
-    and the end row of each work; with `routes` the experts of all rows (Routes.stacked)."""
+    and the end row of each work; `routes`: the experts of all rows (Routes.stacked), or nothing."""
 
     token_ids_N: Tensor
     hidden_ND: Tensor
     slots_S: Tensor
     ends: list[int]
-    routes: tuple[Tensor, Tensor] | None
+    routes: Many[Tensor]
 
 
 class Runner:
@@ -155,22 +155,24 @@ class Runner:
             routing=routing,
         )
 
-    def decode_rows(self, fields_3N: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
-        """Token ids [N] and hidden rows [N, D] of one token per sequence: what a graph replays."""
+    def decode_rows(
+        self, fields_3N: Tensor, blocks: int, *, records: bool = False
+    ) -> tuple[Tensor, ...]:
+        """Token ids [N] and hidden rows [N, D] of one token per sequence, and with `records` the
+        experts of each row: what a graph replays."""
         layers = tuple(self.cache.layers)
         batch = decode_batch(fields_3N, blocks, self.page_size, self._tables, layers)
-        return batch.token_ids_N, self.model.decoder(batch)
+        return batch.token_ids_N, *self._decoded(batch, records)
 
     def decode_rows_and_routes(self, fields_3N: Tensor, blocks: int) -> tuple[Tensor, ...]:
-        """As `decode_rows`, and the experts of each row."""
-        layers = tuple(self.cache.layers)
-        batch = decode_batch(fields_3N, blocks, self.page_size, self._tables, layers)
-        routes = self._routes()
-        hidden_ND = self.model.decoder(dataclasses.replace(batch, routes=routes))
-        return batch.token_ids_N, hidden_ND, *routes.stacked()
+        return self.decode_rows(fields_3N, blocks, records=True)
 
-    def _routes(self) -> Routes:
-        return Routes(self.model.config.text.num_moe_layers)
+    def _decoded(self, batch: Batch, records: bool) -> tuple[Tensor, ...]:
+        """Hidden rows [N, D], and with `records` the experts of each row (Routes.stacked)."""
+        if not records:
+            return (self.model.decoder(batch),)
+        routes = Routes(self.model.config.text.num_moe_layers)
+        return self.model.decoder(dataclasses.replace(batch, routes=routes)), *routes.stacked()
 
     def _replay(self, works: Many[Work], records: bool) -> "_Rows | None":
         """A decode step from its graph; None where there is none."""
@@ -181,23 +183,18 @@ class Runner:
         step = self.graphs.run(forward, works, blocks, more=records)
         if step is None:
             return None
-        ids_N, hidden_ND, slots_S, *more = (x[: len(works)] for x in step)
-        routes = (more[0], more[1]) if records else None
+        ids_N, hidden_ND, slots_S, *routes = (x[: len(works)] for x in step)
         return _Rows(ids_N, hidden_ND, slots_S, list(range(1, len(works) + 1)), routes)
 
     def _forward(self, works: Many[Work], records: bool) -> "_Rows":
         batch, ends = self._batch(works)
         assert batch.cache is not None
-        ids_N, slots_S = batch.token_ids_N, batch.cache.conv_slots_S
-        if not records:
-            return _Rows(ids_N, self.model.decoder(batch), slots_S, ends, None)
-        routes = self._routes()
-        hidden_ND = self.model.decoder(dataclasses.replace(batch, routes=routes))
-        return _Rows(ids_N, hidden_ND, slots_S, ends, routes.stacked())
+        hidden_ND, *routes = self._decoded(batch, records)
+        return _Rows(batch.token_ids_N, hidden_ND, batch.cache.conv_slots_S, ends, routes)
 
     def _routing(self, works: Many[Work], rows: _Rows) -> Download | None:
         """Experts of the works that ask."""
-        if rows.routes is None:
+        if not rows.routes:
             return None
         asking = [
             np.arange(end - work.count, end)

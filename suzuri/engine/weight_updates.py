@@ -63,8 +63,8 @@ class Updates:
             else:
                 self._refuse([asked.id], "other weights are on their way; send these again later")
             return
-        is_known = latest is not None and asked.content_hash == latest.content_hash
-        if is_known and latest is not None and asked.version == latest.version:
+        told = (asked.version, asked.content_hash)
+        if latest is not None and told == (latest.version, latest.content_hash):
             self._report(msgspec.structs.replace(latest, id=asked.id))
             return
         now = engine.weight_version

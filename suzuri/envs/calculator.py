@@ -10,6 +10,7 @@ from typing import Any
 
 from suzuri.envs.generators.tool_catalogue import result_text
 from suzuri.envs.task import Message
+from suzuri.envs.tools import of_one_text, one_text
 
 MOST_LETTERS = 200
 MOST_BITS = 4096
@@ -32,24 +33,10 @@ class Calculator:
 
     @property
     def declaration(self) -> Message:
-        expression = {"type": "string"}
-        parameters = {
-            "type": "object",
-            "properties": {"expression": expression},
-            "required": ["expression"],
-        }
-        function = {
-            "name": self.name,
-            "description": "Calculate an expression",
-            "parameters": parameters,
-        }
-        return {"type": "function", "function": function}
+        return of_one_text(self.name, "Calculate an expression", "expression")
 
     async def run(self, arguments: Mapping[str, Any]) -> str:
-        expression = arguments.get("expression")
-        if not isinstance(expression, str) or set(arguments) != {"expression"}:
-            raise ValueError("give expression, a string, and nothing else")
-        return result_text({"value": written(value_of(expression))})
+        return result_text({"value": written(value_of(one_text(arguments, "expression")))})
 
 
 def value_of(expression: str) -> Fraction:

@@ -11,6 +11,12 @@ from typing import Any
 from suzuri.envs.task import Message, call_key, calls, canonical_json, strict_json
 
 
+def calls_until_last(answer: Sequence[Message]) -> bool:
+    """Whether the assistant said something, and called tools in all but its last message."""
+    spoken = [turn for turn in answer if turn.get("role") == "assistant"]
+    return bool(spoken) and all(turn.get("tool_calls") for turn in spoken[:-1])
+
+
 def is_text(answer: Sequence[Message], accepted: tuple[str, ...], *, cased: bool = False) -> float:
     """1.0 if the last message says one of `accepted` and calls nothing.
 

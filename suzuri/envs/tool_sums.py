@@ -14,11 +14,11 @@ from suzuri.envs.chat_prompts import ChatPrompts
 from suzuri.envs.generators.tool_catalogue import result_text
 from suzuri.envs.generators.wording import careless, user
 from suzuri.envs.generators.words import THINGS
-from suzuri.envs.graders import is_text
+from suzuri.envs.graders import calls_until_last, is_text
 from suzuri.envs.mixture import place_seed
 from suzuri.envs.task import Message, Split, split_of
 from suzuri.envs.task_env import TaskGroup
-from suzuri.envs.tools import PythonTool, Tool, Toolbox
+from suzuri.envs.tools import PythonTool, Tool, Toolbox, of_one_text, one_text
 
 VARIANTS = ("product", "two_steps", "price", "bill")
 MOST_DRAWS = 2000
@@ -119,10 +119,7 @@ class ToolQuestion:
     def grade(self, answer: Sequence[Message]) -> float:
         """1.0 where the last message says the result, and all before it called tools. Whether any
         was called does not matter: right is right."""
-        spoken = [turn for turn in answer if turn.get("role") == "assistant"]
-        if not spoken or not all(turn.get("tool_calls") for turn in spoken[:-1]):
-            return 0.0
-        return is_text(answer, self.accepted)
+        return is_text(answer, self.accepted) if calls_until_last(answer) else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,18 +130,10 @@ class PriceTool:
 
     @property
     def declaration(self) -> Message:
-        parameters = {
-            "type": "object",
-            "properties": {"thing": {"type": "string"}},
-            "required": ["thing"],
-        }
-        function = {"name": "get_price", "description": "Find a price", "parameters": parameters}
-        return {"type": "function", "function": function}
+        return of_one_text("get_price", "Find a price", "thing")
 
     async def run(self, arguments: Mapping[str, Any]) -> str:
-        thing = arguments.get("thing")
-        if not isinstance(thing, str) or set(arguments) != {"thing"}:
-            raise ValueError("give thing, a string, and nothing else")
+        thing = one_text(arguments, "thing")
         if thing not in self.prices:
             raise ValueError(f"no price of {thing[:40]!r}")
         return result_text({"price": self.prices[thing]})

@@ -33,19 +33,27 @@ class PythonTool:
 
     @property
     def declaration(self) -> Message:
-        code = {"type": "string", "description": "a program; what it prints comes back"}
-        function = {
-            "name": self.name,
-            "description": "Run Python code.",
-            "parameters": {"type": "object", "properties": {"code": code}, "required": ["code"]},
-        }
-        return {"type": "function", "function": function}
+        about = "a program; what it prints comes back"
+        return of_one_text(self.name, "Run Python code.", "code", about)
 
     async def run(self, arguments: Mapping[str, Any]) -> str:
-        code = arguments.get("code")
-        if not isinstance(code, str) or set(arguments) != {"code"}:
-            raise ValueError("give code, a string, and nothing else")
-        return (await run_python(code, self.limits)).output
+        return (await run_python(one_text(arguments, "code"), self.limits)).output
+
+
+def of_one_text(name: str, about: str, argument: str, about_it: str | None = None) -> Message:
+    """The declaration of a tool with one argument, a text."""
+    text = {"type": "string"} if about_it is None else {"type": "string", "description": about_it}
+    parameters = {"type": "object", "properties": {argument: text}, "required": [argument]}
+    function = {"name": name, "description": about, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def one_text(arguments: Mapping[str, Any], name: str) -> str:
+    """The argument of such a tool. Raises ValueError for anything else."""
+    text = arguments.get(name)
+    if not isinstance(text, str) or set(arguments) != {name}:
+        raise ValueError(f"give {name}, a string, and nothing else")
+    return text
 
 
 class Toolbox:

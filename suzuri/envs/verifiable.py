@@ -17,6 +17,7 @@ from typing import Any, cast
 from suzuri.envs.chat_prompts import ChatPrompts
 from suzuri.envs.checks import CHECKS, MAY_NOT_END, refusal
 from suzuri.envs.dotted import NamedReward
+from suzuri.envs.graders import calls_until_last
 from suzuri.envs.math_answers import is_plain
 from suzuri.envs.task import Message
 from suzuri.envs.task_env import TaskGroup
@@ -96,12 +97,12 @@ class Checkable:
         return float(CHECKS[self.grader](said, self.answer))
 
     def _said(self, answer: Sequence[Message]) -> str | None:
-        spoken = [turn for turn in answer if turn.get("role") == "assistant"]
-        if not spoken or answer[-1] is not spoken[-1] or answer[-1].get("tool_calls"):
+        last = answer[-1] if answer else {}
+        if last.get("role") != "assistant" or last.get("tool_calls"):
             return None
-        if not all(turn.get("tool_calls") for turn in spoken[:-1]):
+        if not calls_until_last(answer):
             return None
-        content: object = answer[-1].get("content")
+        content: object = last.get("content")
         if not isinstance(content, str) or len(content) > MAX_TEXT:
             return None
         return extracted(content, self.extract)

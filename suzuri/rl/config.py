@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Suppress
 
 from suzuri.config import document_of
+from suzuri.engine.messages import OnPublish
 from suzuri.envs.chat_prompts import ChatPrompts
 from suzuri.envs.env import Problems
 from suzuri.envs.rollout import Limits
@@ -171,7 +172,7 @@ class RlConfig:
     """Folder in which weights are handed to that server, which must see it under the same name
     (default: memory where there is room, else below RUN_DIR)."""
 
-    on_publish: Literal["finish", "continue", "restart"] = "finish"
+    on_publish: OnPublish = "finish"
     """With a lag: what becomes of answers that are under way when new weights come. finish: the
     weights wait. continue: answers go on, on new weights; every token keeps its version. restart:
     they begin anew."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from suzuri.envs.env import Problems, Trajectory
+from suzuri.envs.env import Problems
 from suzuri.envs.rollout import play_group
 from suzuri.rl.algorithms.group import Algorithm, Made
 from suzuri.rl.config import RlConfig
@@ -25,12 +25,9 @@ from suzuri.types import Sampler
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Played:
-    """A problem that was attempted, and what the algorithm made of it."""
+class Played(Attempted):
+    """And what the algorithm made of it."""
 
-    place: int
-    name: str
-    trajectories: Sequence[Trajectory]
     made: Made
 
 
@@ -125,8 +122,7 @@ class Recorded:
 
 def played(group: Attempted, algorithm: Algorithm) -> Played:
     """What an algorithm makes of a group."""
-    made = algorithm.made(group.trajectories)
-    return Played(place=group.place, name=group.name, trajectories=group.trajectories, made=made)
+    return Played(**vars(group), made=algorithm.made(group.trajectories))
 
 
 def rollouts_of(step: int, version: int, groups: Sequence[Played]) -> Rollouts:

@@ -13,13 +13,14 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
 from suzuri.config import parse
+from suzuri.training.run_dir import read_metrics
+from suzuri.types import is_number
 
-METRICS = "metrics.jsonl"
 FORMAT = 1
 
 Line = Mapping[str, Any]
@@ -100,20 +101,6 @@ def check(lines: Sequence[Line], bands: Bands) -> list[str]:
     return faults
 
 
-def read_lines(path: str | Path) -> list[Line]:
-    """Of a run's folder, or of its metrics. Raises ValueError or OSError naming the file."""
-    file = Path(path) / METRICS if Path(path).is_dir() else Path(path)
-    found: list[Line] = []
-    for number, text in enumerate(file.read_text("utf-8").splitlines(), 1):
-        try:
-            line: Any = json.loads(text)
-            int(line["step"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{file}:{number}: not a line of metrics ({error})") from error
-        found.append(cast("Line", line))
-    return found
-
-
 def write_bands(path: str | Path, bands: Bands) -> None:
     """As JSON."""
     lines = {str(step): bands[step] for step in sorted(bands)}
@@ -136,8 +123,7 @@ def read_bands(path: str | Path) -> Bands:
 
 
 def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    return float(value) if is_number(value) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,7 +145,7 @@ def main(args: Sequence[str]) -> int:
     """The command. Returns the exit code."""
     config = parse(HistoryConfig, prog="python -m suzuri.rl.history", args=args)
     try:
-        lines = read_lines(config.run)
+        lines = read_metrics(config.run)
         if config.record:
             write_bands(config.bands, bands_of([lines]))
             return 0

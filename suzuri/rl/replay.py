@@ -12,7 +12,7 @@ from suzuri.rl.drawing import Played, Recorded
 from suzuri.rl.loop import Line, Loop, Published
 from suzuri.rl.rollouts import FOLDER, check_rollouts
 from suzuri.rl.setting import document_of_run, find_setting, trainer_of
-from suzuri.training.run_dir import METRICS, RunDir
+from suzuri.training.run_dir import METRICS, RunDir, read_metrics
 
 OTHERS = ("time/", "publish/", "eval/")
 """Numbers that do not follow from a batch and the weights before it."""
@@ -67,8 +67,7 @@ def compared(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tup
 def _recorded(path: Path, step: int) -> Line:
     if not path.is_file():
         raise ValueError(f"{path} is not there: run_dir must be that of the run to replay")
-    for text in path.read_text("utf-8").splitlines():
-        line = json.loads(text)
+    for line in read_metrics(path):
         if line["step"] == step:
             return line
     raise ValueError(f"debug.replay = {step}: {path} has no such step")

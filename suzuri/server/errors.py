@@ -1,6 +1,8 @@
 """Errors as OpenAI's clients expect them: {"error": {message, type, param, code}} and a status."""
 
+import contextlib
 import re
+from collections.abc import Generator
 
 import msgspec
 from starlette.responses import Response
@@ -100,6 +102,21 @@ def as_api_error(error: Exception) -> ApiError:
 
 FROM_PROCESSES = (RequestRefused, EngineUnavailable, TextRefused, TextUnavailable)
 """What `as_api_error` knows."""
+
+
+@contextlib.contextmanager
+def sending() -> Generator[None]:
+    """Around what is sent to the engine: its errors, and those of texts and integers that cannot be
+    sent, as ApiError."""
+    try:
+        yield
+    except FROM_PROCESSES as error:
+        raise as_api_error(error) from error
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise invalid(
+            "a text holds half of a surrogate pair, or an integer has more than 64 bits"
+        ) from error
+
 
 _FIELDS = {
     "the conversation ": "messages",

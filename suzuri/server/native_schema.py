@@ -1,6 +1,6 @@
 """What may be asked of the routes that RL uses, in the names that SGLang's users know."""
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -69,15 +69,3 @@ class UpdateWeightsRequest(BaseModel):
     content_hash: str | None = None
     replaces: int | None = None
     on_publish: OnPublish | None = None
-
-
-def inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """A JSON schema with what it refers to in the places that do."""
-    if isinstance(schema, list):
-        return [inlined(one, definitions) for one in cast("list[Any]", schema)]
-    if not isinstance(schema, dict):
-        return schema
-    fields = cast("dict[str, Any]", schema)
-    if "$ref" in fields:
-        return inlined(definitions[fields["$ref"].rsplit("/", maxsplit=1)[-1]], definitions)
-    return {name: inlined(value, definitions) for name, value in fields.items()}

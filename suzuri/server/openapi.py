@@ -1,12 +1,11 @@
 """What /openapi.json says of bodies: their fields, with the values that are taken."""
 
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 
 from suzuri.engine.sampling_params import MAX_BIAS, MAX_LOGPROBS, MAX_PENALTY, MAX_TEMPERATURE
 from suzuri.model.config import NUM_IDS
-from suzuri.server.native_schema import inlined
 from suzuri.server.schema import MAX_CHOICES, MAX_PRIORITY, REFUSED, Common
 
 RANGES: dict[str, tuple[float, float]] = {
@@ -26,7 +25,7 @@ RANGES: dict[str, tuple[float, float]] = {
 def request_body(body: type[BaseModel], names: tuple[str, ...]) -> dict[str, Any]:
     """The OpenAPI object of a body. `names`: of the model."""
     schema = body.model_json_schema()
-    schema = inlined(schema, schema.pop("$defs", {}))
+    schema = _inlined(schema, schema.pop("$defs", {}))
     fields: dict[str, Any] = schema["properties"]
     if "model" in fields:
         fields["model"] = {"enum": [None, *names]}
@@ -57,3 +56,15 @@ def _stream_options() -> dict[str, Any]:
         },
         "additionalProperties": False,
     }
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """A JSON schema with what it refers to in the places that do."""
+    if isinstance(schema, list):
+        return [_inlined(one, definitions) for one in cast("list[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    fields = cast("dict[str, Any]", schema)
+    if "$ref" in fields:
+        return _inlined(definitions[fields["$ref"].rsplit("/", maxsplit=1)[-1]], definitions)
+    return {name: _inlined(value, definitions) for name, value in fields.items()}

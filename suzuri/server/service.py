@@ -25,6 +25,7 @@ from suzuri.server.errors import (
     ApiError,
     as_api_error,
     invalid,
+    sending,
     unavailable,
 )
 from suzuri.server.metrics import Metrics
@@ -220,7 +221,7 @@ class Work:
         left = self.service.request_seconds - (self.service.clock() - self._began)
         if left <= 0:
             raise self.timed_out()
-        try:
+        with sending():
             stream = self.service.engine.add(
                 prompt,
                 params,
@@ -233,12 +234,6 @@ class Work:
                 chat_stops=chat_stops,
                 may_restart=may_restart,
             )
-        except FROM_PROCESSES as error:
-            raise as_api_error(error) from error
-        except (UnicodeEncodeError, OverflowError) as error:
-            raise invalid(
-                "a text holds half of a surrogate pair, or an integer has more than 64 bits"
-            ) from error
         self.streams.append(stream)
         self._n = params.n
         metrics = self.service.metrics

@@ -3,7 +3,7 @@
 from typing import Any
 
 from suzuri.engine.client import UpdateFailed
-from suzuri.server.errors import FROM_PROCESSES, ApiError, as_api_error, invalid
+from suzuri.server.errors import ApiError, sending
 from suzuri.server.native_schema import UpdateWeightsRequest
 from suzuri.server.service import Service
 
@@ -26,21 +26,16 @@ async def update_weights(service: Service, body: UpdateWeightsRequest) -> dict[s
     check_allowed(service)
     fingerprint = service.ready().fingerprint
     try:
-        updated = await service.engine.update_weights(
-            body.model_path,
-            version=body.weight_version,
-            content_hash=body.content_hash,
-            replaces=body.replaces,
-            on_publish=body.on_publish or "finish",
-        )
+        with sending():
+            updated = await service.engine.update_weights(
+                body.model_path,
+                version=body.weight_version,
+                content_hash=body.content_hash,
+                replaces=body.replaces,
+                on_publish=body.on_publish or "finish",
+            )
     except UpdateFailed as error:
         raise ApiError(STATUS[error.kind], str(error), code=error.kind) from error
-    except FROM_PROCESSES as error:
-        raise as_api_error(error) from error
-    except (UnicodeEncodeError, OverflowError) as error:
-        raise invalid(
-            "a text holds half of a surrogate pair, or an integer has more than 64 bits"
-        ) from error
     return {
         "success": True,
         "message": f"weights of version {updated.version} serve",

@@ -5,15 +5,15 @@ A panel for each number; train/loss and eval/loss share one, as all that is call
 
 import dataclasses
 import importlib
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from suzuri.tools.plot_config import PlotConfig
+from suzuri.training.run_dir import METRICS, read_metrics
+from suzuri.types import is_number
 
-METRICS = "metrics.jsonl"
 FIRST = ("reward", "sampler_trainer_max", "loss", "draft_loss", "learning_rate", "grad_norm")
 STYLES = ("-", "--", ":", "-.")
 COLUMNS = 3
@@ -34,21 +34,11 @@ def curves_of(path: str, run: str) -> list[Curve]:
 
     A last line that was not written to its end is left out.
     """
-    file = Path(path) / METRICS if Path(path).is_dir() else Path(path)
     points: dict[str, list[tuple[int, float]]] = {}
-    lines = file.read_text("utf-8").splitlines(keepends=True)
-    for number, text in enumerate(lines, 1):
-        try:
-            line: Any = json.loads(text)
-            step = int(line["step"])
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines) and not text.endswith("\n"):
-                break
-            raise ValueError(f"{file}:{number}: not a line of metrics ({error})") from error
-        for key, value in cast("dict[str, Any]", line).items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if key != "step" and is_number and math.isfinite(value):
-                points.setdefault(key, []).append((step, float(value)))
+    for line in read_metrics(path, may_be_cut=True):
+        for key, value in line.items():
+            if key != "step" and is_number(value):
+                points.setdefault(key, []).append((int(line["step"]), float(value)))
     return [
         Curve(run=run, key=key, steps=tuple(s for s, _ in found), values=tuple(v for _, v in found))
         for key, found in points.items()

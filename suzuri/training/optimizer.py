@@ -58,6 +58,8 @@ class Optimizer:
         if not self.parameters:
             raise ValueError("nothing to train: every parameter is frozen")
         self.masters: dict[str, Tensor] = {}
+        # Of what is rounded, where anything is.
+        served = min((p.dtype for p in self.parameters.values()), key=lambda one: one.itemsize)
         for name, parameter in self.parameters.items():
             wide = at_least_fp32(parameter.dtype)
             if parameter.dtype == wide:
@@ -65,7 +67,9 @@ class Optimizer:
             else:
                 parameter.grad_dtype = wide
                 self.masters[name] = parameter.detach().to(wide)
-        self._watched = {name: _some_of(p.detach()) for name, p in self.parameters.items()}
+        self._watched = {
+            name: _some_of(p.detach()) for name, p in self.parameters.items() if p.dtype == served
+        }
         self._still = 0
         # On a CPU each number is read once, not once for every operation: a quarter of the time.
         masters = list(self.masters.values())
@@ -80,7 +84,7 @@ class Optimizer:
         FloatingPointError where the norm is no number: then only the gradients are gone."""
         names = [name for name, parameter in self.parameters.items() if parameter.grad is not None]
         held = [(self.masters[name], self.parameters[name]) for name in names]
-        watched = [self._watched[name] for name in names]
+        watched = [self._watched[name] for name in names if name in self._watched]
         gradients = [p.grad for _, p in held if p.grad is not None]
         if params.normalise and weight_sum:
             torch._foreach_div_(gradients, weight_sum)
@@ -127,7 +131,7 @@ class Optimizer:
             log.warning(
                 "the last %d steps changed none of %d weights looked at, as they are served: a "
                 "learning rate of %g is far below their rounding; raise it",
-                *(STILL_STEPS, WATCHED * len(self.parameters), rate),
+                *(STILL_STEPS, WATCHED * len(self._watched), rate),
             )
 
     def clear(self) -> None:
@@ -176,5 +180,7 @@ class Optimizer:
 
 
 def _some_of(parameter: Tensor) -> Tensor:
-    """WATCHED of its numbers, from all over it, as a view."""
-    return parameter.view(-1)[:: max(1, parameter.numel() // WATCHED)][:WATCHED]
+    """WATCHED of its numbers, from the middle, as a view: side by side, so that those of all
+    parameters are gathered in one launch."""
+    first = max(0, parameter.numel() - WATCHED) // 2
+    return parameter.view(-1)[first : first + WATCHED]

@@ -207,6 +207,25 @@ def _step_of(line: bytes) -> int | None:
         return None
 
 
+def read_metrics(path: str | Path, *, may_be_cut: bool = False) -> list[dict[str, Any]]:
+    """The lines of a run's folder, or of its metrics file. Raises ValueError or OSError naming the
+    file. `may_be_cut`: a last line that was not written to its end is left out, as a run that goes
+    on may be writing it."""
+    file = Path(path) / METRICS if Path(path).is_dir() else Path(path)
+    found: list[dict[str, Any]] = []
+    lines = file.read_text("utf-8").splitlines(keepends=True)
+    for number, text in enumerate(lines, 1):
+        try:
+            line: Any = json.loads(text)
+            int(line["step"])
+        except (ValueError, KeyError, TypeError) as error:
+            if may_be_cut and number == len(lines) and not text.endswith("\n"):
+                break
+            raise ValueError(f"{file}:{number}: not a line of metrics ({error})") from error
+        found.append(cast("dict[str, Any]", line))
+    return found
+
+
 def _differences(where: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     for name in sorted({*old, *new}):

@@ -4,11 +4,12 @@ one."""
 import asyncio
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import torch
 
 from suzuri.model.inkling import Inkling
@@ -17,7 +18,7 @@ from suzuri.rl.local_sampler import LocalSampler, OnPublish
 from suzuri.rl.publication import Handover
 from suzuri.types import Answer, Prompt, SampleParams
 from tests.rl.test_local_sampler import engine_of
-from tests.server.conftest import Running, start
+from tests.server.conftest import Running, start, stop
 
 LONG = list(range(1, 120))
 """A prompt of which a cache has much."""
@@ -26,6 +27,14 @@ LONG = list(range(1, 120))
 def serving(folder: Path, *args: str) -> Running:
     """`suzuri serve` on tiny."""
     return start(folder / "log.txt", "--allow-weight-updates", *args)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    running = serving(tmp_path_factory.mktemp("server"))
+    yield running
+    assert stop(running) == 0
+    assert "Traceback" not in running.log.read_text()
 
 
 def sampler_of(server: Running, folder: Path, **fields: Any) -> HttpSampler:

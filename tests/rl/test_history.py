@@ -15,10 +15,10 @@ from suzuri.rl.history import (
     check,
     main,
     read_bands,
-    read_lines,
     write_bands,
 )
 from suzuri.rl.run import run_rl
+from suzuri.training.run_dir import read_metrics
 from tests.rl.test_run import small
 
 RECORDED = Path(__file__).parent / "data" / "history-tiny.json"
@@ -38,7 +38,7 @@ def test_a_run_goes_as_it_went(folder: Path) -> None:
     bands = read_bands(RECORDED)
     assert sorted(bands) == [0, 1, 2, 3, 4, 5, 6]
     assert set(bands[6]) == set(WIDTHS) and set(bands[0]) == {"eval/reward"}
-    assert check(read_lines(folder), bands) == []
+    assert check(read_metrics(folder), bands) == []
 
 
 def shifted(lines: Lines, name: str, by: float) -> None:
@@ -68,7 +68,7 @@ BROKEN: dict[str, tuple[Callable[[Lines], Any], str]] = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_run_that_went_otherwise_is_noticed(folder: Path, case: str) -> None:
     change, said = BROKEN[case]
-    lines: Lines = copy.deepcopy([dict(line) for line in read_lines(folder)])
+    lines: Lines = copy.deepcopy([dict(line) for line in read_metrics(folder)])
     change(lines)
     assert said in "\n".join(check(lines, read_bands(RECORDED)))
 
@@ -102,7 +102,7 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([str(folder), bands, "--record"]) == 0
     assert main([str(folder), bands]) == 0
     assert capsys.readouterr().out == ""
-    lines: Lines = [dict(line) for line in read_lines(folder)]
+    lines: Lines = [dict(line) for line in read_metrics(folder)]
     lines[1]["sample/reward"] = 9.0
     other = tmp_path / "metrics.jsonl"
     other.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -114,7 +114,7 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "holds no bands" in capsys.readouterr().err
     other.write_text("{}\n")
     with pytest.raises(ValueError, match=r"metrics.jsonl:1: not a line"):
-        read_lines(other)
+        read_metrics(other)
 
 
 def test_bands_come_back_from_their_file(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,20 @@ from suzuri.rl.publication import Handover, PublicationError
 from suzuri.rl.run import run_rl
 from suzuri.types import Answer, Prompt, SampleParams
 from tests.model.models import random_model
-from tests.rl.serving import ON_PUBLISH, Raw, local_answers, same, sampler_of, scaled, serving
+from tests.rl.serving import (
+    ON_PUBLISH,
+    Raw,
+    local_answers,
+    same,
+    sampler_of,
+    scaled,
+    server,
+    serving,
+)
 from tests.rl.test_run import EvenGroup, EvenProblems, metrics, small
 from tests.server.conftest import Running, stop
+
+__all__ = ["server"]
 
 NUM_ANSWERS, NUM_TOKENS = 50, 60
 PROMPTS = [Prompt(tokens=[5 + i, 6, 7]) for i in range(NUM_ANSWERS)]
@@ -41,14 +51,6 @@ def other(model: Inkling) -> Inkling:
 def old_and_new(model: Inkling, other: Inkling) -> list[list[Answer]]:
     """What either draws alone."""
     return [asyncio.run(local_answers(one, PROMPTS, PARAMS)) for one in (model, other)]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    running = serving(tmp_path_factory.mktemp("server"))
-    yield running
-    assert stop(running) == 0
-    assert "Traceback" not in running.log.read_text()
 
 
 @pytest.mark.parametrize("on_publish", ON_PUBLISH)

@@ -5,7 +5,7 @@ import asyncio
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,11 @@ from tests.rl.serving import (
     same,
     sampler_of,
     scaled,
-    serving,
+    server,
 )
-from tests.server.conftest import Running, stop
+from tests.server.conftest import Running
+
+__all__ = ["server"]
 
 PROMPTS = [Prompt(tokens=tokens) for tokens in ([5, 6, 7], [200, 2, 7], list(range(5, 45)))]
 PARAMS = [
@@ -44,14 +46,6 @@ PARAMS = [
 @pytest.fixture(scope="module")
 def model() -> Inkling:
     return random_model("tiny", torch.bfloat16)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    running = serving(tmp_path_factory.mktemp("server"))
-    yield running
-    assert stop(running) == 0
-    assert "Traceback" not in running.log.read_text()
 
 
 def hash_of(model: Inkling) -> str:
