@@ -5,6 +5,7 @@ No torch here.
 
 # pyright: strict
 
+import dataclasses
 import inspect
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
@@ -103,14 +104,20 @@ class TaskGroup:
 
 
 class TaskProblems:
-    """The problems of a stream of tasks."""
+    """The problems of a stream of tasks. `open_effort`: no effort is given, whatever a task's own,
+    so that it is the model that decides whether it thinks."""
 
-    def __init__(self, mixture: Mixture, prompts: ChatPrompts) -> None:
-        self._mixture, self._prompts = mixture, prompts
+    def __init__(
+        self, mixture: Mixture, prompts: ChatPrompts, *, open_effort: bool = False
+    ) -> None:
+        self._mixture, self._prompts, self._open_effort = mixture, prompts, open_effort
 
     @property
     def size(self) -> int | None:
         return self._mixture.size
 
     def group(self, index: int) -> TaskGroup:
-        return TaskGroup(self._mixture.task(index), self._prompts)
+        task = self._mixture.task(index)
+        if self._open_effort:
+            task = dataclasses.replace(task, effort=None)
+        return TaskGroup(task, self._prompts)

@@ -51,7 +51,8 @@ def block_sums(words_N: Tensor) -> Tensor:
     whole = count // BLOCK
     blocks = words_N[: whole * BLOCK].reshape(whole, BLOCK)
     for first in range(0, whole, CHUNK):
-        found[first : first + CHUNK] = _halved(blocks[first : first + CHUNK] * key)
+        chunk = slice(first, min(first + CHUNK, whole))
+        found[chunk] = _halved(blocks[chunk] * key)
     if whole < num_blocks:
         rest = words_N.new_zeros(1, BLOCK)
         rest[0, : count - whole * BLOCK] = words_N[whole * BLOCK :]

@@ -168,7 +168,11 @@ class Optimizer:
                 if master is not parameter:
                     parameter.copy_(master)
                 kept = {
-                    key: state[f"adam.{key}.{name}"].clone()
+                    key: state[f"adam.{key}.{name}"].to(
+                        # A saved state is read on the CPU; AdamW counts its steps there.
+                        "cpu" if key == "step" else master.device,
+                        copy=True,
+                    )
                     for key in ("step", "exp_avg", "exp_avg_sq")
                     if f"adam.{key}.{name}" in state
                 }
@@ -176,7 +180,9 @@ class Optimizer:
                 if kept:
                     self._adam.state[master] = kept
                 gradient = state.get(f"gradient.{name}")
-                parameter.grad = None if gradient is None else gradient.clone()
+                parameter.grad = (
+                    None if gradient is None else gradient.to(parameter.device, copy=True)
+                )
 
 
 def _some_of(parameter: Tensor) -> Tensor:

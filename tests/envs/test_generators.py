@@ -101,8 +101,12 @@ def test_every_effort_occurs_and_long_thoughts_need_a_high_one(kind: str):
 
 
 def test_thoughts_follow_the_effort():
-    said = [thought(effort, "short", "full") for effort in (0.0, 0.1, 0.11, 0.44, 0.45, 0.99, None)]
-    assert said == ["", "", "short", "short", "full", "full", "full"]
+    rng = random.Random(0)
+    said = [thought(rng, effort, "short", "full") for effort in (0.0, 0.1, 0.11, 0.44, 0.45, 0.99)]
+    assert said == ["", "", "short", "short", "full", "full"]
+    open_ended = [thought(rng, None, "short", "full") for _ in range(300)]
+    counts = [open_ended.count(words) for words in ("", "short", "full")]
+    assert sum(counts) == 300 and counts[0] > counts[2] > counts[1] > 30
 
 
 @pytest.mark.parametrize(("kind", "variant"), ALL)

@@ -73,7 +73,7 @@ def test_tasks_are_spelled_mostly_in_kept_words():
     renderer = ChatRenderer(TOKENIZER, NANO)
     words = missing = longest = 0
     mixture = Mixture(seed=9, split="held_out")
-    for position in range(250):
+    for position in range(500):
         task = mixture.task(position)
         whole = [*task.messages, *task.target]
         tools = list(task.tools) or None

@@ -1,6 +1,7 @@
 """Playing environments: what is drawn, what ends an attempt, and what a fault costs."""
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -216,6 +217,19 @@ def test_problems_of_a_stream_of_tasks() -> None:
     group = problems.group(3)
     assert isinstance(group, TaskGroup)
     assert (problems.size, group.name, len(group.envs(4))) == (None, "arithmetic/add2", 4)
+
+
+def test_an_effort_may_be_left_open() -> None:
+    """The prompt then says nothing of it, and an answer may have thoughts or not."""
+    mixture = Mixture(weights={"arithmetic/add2": 1.0})
+    place = next(i for i in range(50) if mixture.task(i).effort == 0.0)
+    (given,) = TaskProblems(mixture, PROMPTS).group(place).envs(1)
+    (left_open,) = TaskProblems(mixture, PROMPTS, open_effort=True).group(place).envs(1)
+    task = dataclasses.replace(mixture.task(place), effort=None)
+    expected = PROMPTS.first(task.messages, [], None)
+    assert asyncio.run(left_open.initial()) == expected != asyncio.run(given.initial())
+    thought = {**task.target[0], "reasoning_content": "I add them."}
+    assert task.grade([thought]) == 1.0 and mixture.task(place).grade([thought]) == 0.0
 
 
 @pytest.mark.parametrize(

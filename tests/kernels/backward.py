@@ -62,7 +62,9 @@ def backward(
     return out.detach(), {name: grad_of(given[name]) for name in names}
 
 
-def check_backward(op: Op, arguments: Arguments, names: Iterable[str]) -> None:
+def check_backward(
+    op: Op, arguments: Arguments, names: Iterable[str], bounds: dict[torch.dtype, float] = BOUND
+) -> None:
     """Equal output bits with and without gradient; gradients near those of the forced reference,
     in equal bits run by run, under checkpointing and for each subset of `names`; and near those
     without compiled loops, and of inputs with other strides."""
@@ -80,7 +82,7 @@ def check_backward(op: Op, arguments: Arguments, names: Iterable[str]) -> None:
     strided = {name: _strided(arguments[name]) for name in names}
     other = backward(op, changed(arguments, **strided), names, layout=_strided)[1]
     for name in names:
-        bound = BOUND[arguments[name].dtype]
+        bound = bounds[arguments[name].dtype]
         assert_near(found[name], expected[name], bound, name)
         assert_near(without_loops[name], found[name], bound, f"{name}, without loops")
         assert_near(other[name], found[name], bound, f"{name}, strided")

@@ -14,6 +14,7 @@ from suzuri.kernels.token_logprobs import (
     token_logprobs_and_entropy,
 )
 from tests.kernels.backward import (
+    BOUND,
     assert_near,
     backward_cases,
     check_backward,
@@ -67,7 +68,12 @@ def some_targets(rows: int, vocabulary: int, device: str = "cpu") -> Tensor:
 @pytest.mark.parametrize(("device", "case", "dtype"), backward_cases(cases.SHAPES))
 def test_against_the_reference(device: str, case: str, dtype: torch.dtype, tempered: bool):
     arguments = arguments_of(case, dtype, 1, device, tempered=tempered)
-    check_backward(token_logprobs, arguments, TRAINED)
+    # A sum in order over 6144 fp32 terms leaves a logit of 77 up to 2e-4 off, and a probability by
+    # as much of itself; the products of the backward pass sum in another order.
+    wide = arguments["h_ND"].shape[1] > 1000
+    check_backward(
+        token_logprobs, arguments, TRAINED, BOUND | {torch.float32: 2e-4} if wide else BOUND
+    )
 
 
 @TEMPERED

@@ -94,9 +94,14 @@ def test_two_words_in_each_others_places_are_noticed_for_certain() -> None:
         assert not torch.equal(block_sums(other), before)
 
 
-def test_sums_are_those_of_plain_integers() -> None:
+@pytest.mark.parametrize("loops", [True, False], ids=["loops", "tensors"])
+def test_sums_are_those_of_plain_integers(loops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tensors (as on a GPU) in one chunk of blocks and in several."""
+    if not loops:
+        monkeypatch.setattr(block_module, "has_loops", lambda: False)
+        monkeypatch.setattr(block_module, "CHUNK", 3)
     drawn, key = torch.Generator().manual_seed(1), keys(torch.device("cpu")).tolist()
-    for count in (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7, 4 * BLOCK, 9 * BLOCK + 5):
+    for count in (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7, 5 * BLOCK + 1, 9 * BLOCK + 5):
         words = torch.randint(-(2**31), 2**31 - 1, (count,), dtype=torch.int32, generator=drawn)
         expected = [
             sum(w * k for w, k in zip(part.tolist(), key, strict=False))

@@ -86,3 +86,23 @@ def test_r16_steps_that_move_nothing_are_warned_of_once(caplog: pytest.LogCaptur
             one_step(subject, 1e-9)
     (record,) = caplog.records
     assert "learning rate of 1e-09" in record.getMessage()
+
+
+@DTYPES
+def test_a_state_goes_on_where_the_parameters_are(dtype: torch.dtype) -> None:
+    """It is read on the CPU. The meta device stands for a GPU: what is mixed there is refused."""
+    saved = Optimizer(parameters(dtype).items())
+    stepped(saved, 1)
+    for parameter in saved.parameters.values():
+        parameter.grad = torch.ones(parameter.shape)
+    state = {name: tensor.clone() for name, tensor in saved.state().items()}
+    there = {name: nn.Parameter(p.detach().to("meta")) for name, p in parameters(dtype).items()}
+    subject = Optimizer(there.items())
+    subject.load(state)
+    found = subject.state()
+    assert found.keys() == state.keys()
+    for name, tensor in found.items():
+        # AdamW counts its steps on the CPU, so that no step waits for a GPU.
+        expected = "cpu" if name.startswith("adam.step.") else "meta"
+        assert tensor.device.type == expected, name
+        assert tensor.dtype == state[name].dtype and tensor.shape == state[name].shape, name

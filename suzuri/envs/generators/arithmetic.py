@@ -11,7 +11,14 @@ from suzuri.envs.generators.digit_steps import (
     multiply_steps,
     subtract_steps,
 )
-from suzuri.envs.generators.wording import assistant, careless, pick_effort, pick_variant, thought
+from suzuri.envs.generators.wording import (
+    FULL_THOUGHT,
+    assistant,
+    careless,
+    pick_effort,
+    pick_variant,
+    thought,
+)
 from suzuri.envs.generators.wording import user as user_message
 from suzuri.envs.generators.words import COUNTED, name
 from suzuri.envs.graders import is_text
@@ -108,12 +115,12 @@ def make(rng: random.Random, difficulty: float, variant: str | None = None) -> T
     drawn = _draw(rng, variant)
     spaced = _spelled(drawn, drawn.signs, " ")
     effort = pick_effort(rng)
-    if variant == "multiply22" and thought(effort, "", "all") == "":
+    if variant == "multiply22" and effort is not None and effort < FULL_THOUGHT:
         # Nobody small does these at a glance: half as many answers without steps.
         effort = pick_effort(rng)
     # The short thought is for one step; more steps are written out, however short.
     short = f"{_spelled(drawn, drawn.signs, '')}={drawn.value}."
-    reasoning = thought(effort, short if len(drawn.signs) == 1 else drawn.steps, drawn.steps)
+    reasoning = thought(rng, effort, short if len(drawn.signs) == 1 else drawn.steps, drawn.steps)
     answer = str(drawn.value)
     return Task(
         kind="arithmetic",

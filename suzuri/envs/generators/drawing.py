@@ -68,21 +68,25 @@ def draw_scene(
     rng: random.Random, num_shapes: int, *, big: bool = False, apart: bool = False
 ) -> Scene:
     """A scene with so many shapes in cells of their own, no two alike. `apart`: on a grid of at
-    least two cells even for one shape."""
+    least two cells even for one shape. `big`: that one fills two by two cells."""
+    side = 2 if big else 1
     least = max(num_shapes, 2 if apart else 1)
-    sizes = [(r, c) for r in (1, 2, 3) for c in (1, 2, 3) if r * c >= least]
-    rows, columns = (2, 2) if big else rng.choice(sizes)
-    cells = [(0, 0)] if big else rng.sample(range(rows * columns), num_shapes)
+    sizes = [(r, c) for r in range(side, 4) for c in range(side, 4) if r * c >= least]
+    rows, columns = rng.choice(sizes)
+    # Wherever a big one fits: in one place alone there would be so few scenes that a colour misses
+    # a shape in training, and is then never said to have it.
+    cells = [(r, c) for r in range(rows - side + 1) for c in range(columns - side + 1)]
+    taken = rng.sample(cells, num_shapes)
     looks = rng.sample([(shape, colour) for shape in SHAPES for colour in COLOURS], num_shapes)
     shapes = [
         Placed(
             shape=shape,
             colour=colour,
-            row=0 if big else int(cell) // columns,  # pyright: ignore[reportArgumentType]
-            column=0 if big else int(cell) % columns,  # pyright: ignore[reportArgumentType]
+            row=row,
+            column=column,
             is_big=big,
         )
-        for cell, (shape, colour) in zip(cells, looks, strict=True)
+        for (row, column), (shape, colour) in zip(taken, looks, strict=True)
     ]
     shapes.sort(key=lambda shape: (shape.row, shape.column))
     return Scene(rows=rows, columns=columns, shapes=tuple(shapes))

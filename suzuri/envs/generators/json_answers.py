@@ -185,7 +185,7 @@ def make(rng: random.Random, difficulty: float, variant: str | None = None) -> T
         difficulty=difficulty,
         key=f"json:{variant}:{canonical_json(facts.value)}",
         messages=(user(prompt),),
-        target=(assistant(_compact(value), thought(effort, short, full)),),
+        target=(assistant(_compact(value), thought(rng, effort, short, full)),),
         grader=partial(is_json, expected=canonical_json(value)),
         effort=effort,
     )

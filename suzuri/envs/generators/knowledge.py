@@ -230,7 +230,7 @@ def make(rng: random.Random, difficulty: float, variant: str | None = None) -> T
         difficulty=difficulty,
         key=f"knowledge:{question}",
         messages=(user_message(text),),
-        target=(assistant(said, thought(effort, "", recalled)),),
+        target=(assistant(said, thought(rng, effort, "", recalled)),),
         grader=partial(is_text, accepted=accepted),
         effort=effort,
     )

@@ -165,7 +165,7 @@ def make(rng: random.Random, difficulty: float, variant: str | None = None) -> T
         difficulty=difficulty,
         key=f"pictures:{scene.key}",
         messages=(user([picture, text] if rng.random() < 0.7 else [text, picture]),),
-        target=(assistant(asked.answer, thought(effort, "", seen)),),
+        target=(assistant(asked.answer, thought(rng, effort, "", seen)),),
         grader=partial(is_text, accepted=(asked.answer, *asked.others)),
         effort=effort,
     )

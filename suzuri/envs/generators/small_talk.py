@@ -94,7 +94,7 @@ def name_told_and_asked(rng: random.Random, difficulty: float) -> tuple[Task, Ta
         difficulty=difficulty,
         key=f"small_talk:recall:{question}:{who}",
         messages=(user(careless(rng, question)),),
-        target=(assistant(answer, thought(effort, "", f"The user said: {who}.")),),
+        target=(assistant(answer, thought(rng, effort, "", f"The user said: {who}.")),),
         grader=partial(is_text, accepted=(answer, who)),
         effort=effort,
     )
@@ -111,7 +111,7 @@ def _task(rng: random.Random, difficulty: float, variant: str, intent: Intent, s
     messages: tuple[Message, ...] = (user(text),)
     if rng.random() < 0.15:
         messages = ({"role": "system", "content": rng.choice(_PLAIN_SYSTEM)}, *messages)
-    thinking = thought(effort, intent.short, f"{intent.short} {intent.plan}")
+    thinking = thought(rng, effort, intent.short, f"{intent.short} {intent.plan}")
     return Task(
         kind="small_talk",
         variant=variant,
@@ -130,7 +130,7 @@ def _persona(rng: random.Random, difficulty: float) -> Task:
     question = rng.choice(_ASK_NAME)
     answers = (f"I am {who}.", f"My name is {who}.")
     effort = pick_effort(rng)
-    thinking = thought(effort, f"I am {who}.", f"The system says that I am {who}.")
+    thinking = thought(rng, effort, f"I am {who}.", f"The system says that I am {who}.")
     return Task(
         kind="small_talk",
         variant="persona",

@@ -121,7 +121,7 @@ def make(rng: random.Random, difficulty: float, variant: str | None = None) -> T
         difficulty=difficulty,
         key=f"sounds:{variant}:{heard.key}",
         messages=(user([clip, text] if rng.random() < 0.7 else [text, clip]),),
-        target=(assistant(heard.answer, thought(effort, "", f"I hear: {heard.answer}.")),),
+        target=(assistant(heard.answer, thought(rng, effort, "", f"I hear: {heard.answer}.")),),
         grader=partial(is_text, accepted=(heard.answer, *heard.others)),
         effort=effort,
     )

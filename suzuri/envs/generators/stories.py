@@ -58,7 +58,7 @@ def make(rng: random.Random, difficulty: float, variant: str | None = None) -> T
     effort = pick_effort(rng)
     conclusion = f"So: {asked.word}."
     short = f"{asked.evidence[-1]} {conclusion}"
-    reasoning = thought(effort, short, f"{' '.join(asked.evidence[-6:])} {conclusion}")
+    reasoning = thought(rng, effort, short, f"{' '.join(asked.evidence[-6:])} {conclusion}")
     question = careless(rng, rng.choice(asked.wordings))
     one_word = rng.random() < 0.3
     if one_word:

@@ -72,7 +72,7 @@ def make(rng: random.Random, difficulty: float, variant: str | None = None) -> T
     values = "; ".join(_listed(offer) for offer in wanted)
     made = calling(
         [(offer.name, offer.arguments) for offer in wanted],
-        thought(effort, plan, f"{plan} {values}."),
+        thought(rng, effort, plan, f"{plan} {values}."),
     )
     if variant in ("call", "two_calls"):
         return Task(
@@ -89,7 +89,7 @@ def make(rng: random.Random, difficulty: float, variant: str | None = None) -> T
         "name": offer.name,
         "content": result,
     }
-    final = assistant(report, thought(effort, "", "Now I can answer."))
+    final = assistant(report, thought(rng, effort, "", "Now I can answer."))
     if variant == "result":
         past = {key: value for key, value in made.items() if key != "reasoning_content"}
         return Task(

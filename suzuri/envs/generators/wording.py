@@ -35,9 +35,12 @@ def pick_effort(rng: random.Random) -> float | None:
     return None
 
 
-def thought(effort: float | None, short: str, full: str) -> str:
-    """The thoughts that go with an effort: none, one line, or all steps (also if none is given)."""
-    if effort is None or effort >= FULL_THOUGHT:
+def thought(rng: random.Random, effort: float | None, short: str, full: str) -> str:
+    """The thoughts that go with an effort: none, one line, or all steps. Without an effort any of
+    them: it is open, and RL can teach when it pays to think."""
+    if effort is None:
+        return rng.choices(("", short, full), (5, 2, 3))[0]
+    if effort >= FULL_THOUGHT:
         return full
     return "" if effort <= NO_THOUGHT else short
 
