@@ -1,4 +1,4 @@
-# make demo   install, then load a small checkpoint and compare every layer with its golden record
+# make demo   install, then let the small model of this package answer four questions
 # make test   install, then every test that needs no GPU
 # make check  install, then lint and all tests but the slow ones: the loop while editing
 # make lint   ruff and pyright only
@@ -18,13 +18,17 @@ VENV := .venv
 
 # The wanted torch is part of the name, so that asking for another one installs again.
 STAMP := $(VENV)/.installed-torch-$(or $(TORCH),default)
+RUN_STAMP := $(STAMP)-run
 
 ifdef PY
 INSTALLED :=
+INSTALLED_RUN :=
 SUZURI := $(PY) -c "import sys; from suzuri.cli import main; sys.exit(main())"
 else
 PY := $(VENV)/bin/python
 INSTALLED := $(STAMP)
+# To see the model answer, what tests and lint need is not waited for.
+INSTALLED_RUN := $(if $(wildcard $(STAMP)),$(STAMP),$(RUN_STAMP))
 SUZURI := $(VENV)/bin/suzuri
 endif
 
@@ -38,7 +42,8 @@ help:
 
 install: $(INSTALLED)
 
-$(STAMP): pyproject.toml constraints-cpu.txt
+# $(call install,.) without the tools of tests and lint, $(call install,.[dev]) with them.
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Suzuri needs Python 3.11 or newer; '$(PYTHON)' says: $$($(PYTHON) --version 2>&1 | head -n 1)"; \
 	  for name in python3.13 python3.12 python3.11; do \
@@ -52,16 +57,19 @@ $(STAMP): pyproject.toml constraints-cpu.txt
 	else wanted="-c constraints-cpu.txt"; fi; \
 	echo "Installing into $(VENV) $${wanted:+($$wanted)}; the first time downloads torch"; \
 	$(VENV)/bin/python -m pip install --quiet $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") \
-	  $$wanted -e '.[dev]'
+	  $$wanted -e '$(1)'
 	@touch $@
+endef
 
-demo: $(INSTALLED)
-	$(SUZURI) trace tests/golden/base
-	@echo
-	@echo "What this shows: a checkpoint with every kind of layer that Inkling has was read from disk,"
-	@echo "run on the CPU, and compared layer by layer with numbers recorded from an independent public"
-	@echo "implementation on the same weights. Each row above is a largest difference and its limit."
-	@echo "Next: make test, and README.md for real checkpoints."
+$(STAMP): pyproject.toml constraints-cpu.txt
+	$(call install,.[dev])
+
+$(RUN_STAMP): pyproject.toml constraints-cpu.txt
+	$(call install,.)
+
+demo: $(INSTALLED_RUN)
+	$(SUZURI) demo
+	@test ! -x $(VENV)/bin/suzuri || echo "suzuri is in $(VENV)/bin. For developing: make test, README.md."
 
 test: $(INSTALLED)
 	$(PYTEST) -q tests/architecture

@@ -1,11 +1,11 @@
-"""RL on two CPU cores: the small model learns to ask its tools, one after the other.
+"""RL on two CPU cores: the small model learns to ask a calculator and to say what it answered.
 
-suzuri rl recipes/nano_tools.py --run_dir=runs/tools --steps=20   # again to go on
-suzuri plot runs/tools --out tools.png
+    suzuri rl recipes/nano_tools.py --run_dir=runs/tools --steps=20   # again to go on
+    suzuri plot runs/tools --out tools.png
 
-Prices are to be looked up and sums to be reckoned by tools that run; a bill takes a price, then a
-sum, then the answer. The prompt of each turn is the one before, what was drawn, and what the tools
-said, so a conversation is one sample.
+The calculator really runs. The prompt of each turn is the one before, what was drawn, and what the
+tool said, so a conversation is one sample. ToolSums has harder kinds, with a second tool; nano gets
+none of those right, and learns nothing from them.
 """
 
 import functools
@@ -16,15 +16,17 @@ from suzuri.rl.algorithms.grpo import dapo
 from suzuri.rl.config import EvaluationConfig, RlConfig
 from suzuri.training.config import OptimizerConfig
 
+VARIANTS = ("product",)
+
 config = RlConfig(
-    problems=functools.partial(ToolSumProblems, ToolSums()),
-    eval_problems=functools.partial(ToolSumProblems, ToolSums(split="held_out")),
+    problems=functools.partial(ToolSumProblems, ToolSums(variants=VARIANTS)),
+    eval_problems=functools.partial(ToolSumProblems, ToolSums(variants=VARIANTS, split="held_out")),
     algorithm=dapo(),
-    steps=40,
+    steps=24,
     groups=16,
     group_size=8,
     limits=Limits(max_tokens=96, max_turns=4),
-    evaluation=EvaluationConfig(every=10, size=64),
-    optimizer=OptimizerConfig(learning_rate=1e-4, warmup=5, schedule="constant"),
+    evaluation=EvaluationConfig(every=8, size=64, samples=2, temperature=1.0),
+    optimizer=OptimizerConfig(learning_rate=2e-4, warmup=3, schedule="cosine"),
     run_dir="runs/tools",
 )

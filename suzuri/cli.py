@@ -109,6 +109,17 @@ def chat(args: Sequence[str]) -> int:
     return run_chat(config)
 
 
+def demo(args: Sequence[str]) -> int:
+    """see the small model of this package answer a text, a picture, a sound and a tool question"""
+    from suzuri.config import parse
+    from suzuri.tools.demo.config import DemoConfig
+
+    config = parse(DemoConfig, prog="suzuri demo", args=args).resolve()
+    from suzuri.tools.demo.run import run_demo
+
+    return run_demo(config)
+
+
 def verify(args: Sequence[str]) -> int:
     """prove that serving changes no bit: every cache and batch against one forward"""
     from suzuri.config import parse
@@ -178,6 +189,7 @@ def plot(args: Sequence[str]) -> int:
 
 
 COMMANDS: dict[str, Run] = {
+    "demo": demo,
     "serve": serve,
     "chat": chat,
     "generate": generate,

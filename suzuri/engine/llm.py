@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from suzuri.engine.config import EngineConfig
-from suzuri.engine.load import DEFAULT_MODEL, load_engine
+from suzuri.engine.load import load_engine
 from suzuri.engine.outputs import RequestOutput
 from suzuri.engine.prompts import Prepared, Prompt, is_one_prompt, prepare, prepare_chat
 from suzuri.engine.sampling_params import SamplingParams
 from suzuri.engine.session import Session
+from suzuri.model.presets import DEFAULT_MODEL
 from suzuri.processing.chat import DEFAULT_EFFORT, ChatRenderer, effort_level
 from suzuri.processing.media import MediaReader
 from suzuri.processing.tokenizer import Tokenizer
@@ -63,11 +64,11 @@ VLLM_NAMES = {
 class LLM:
     """One model and its engine; used from one thread.
 
-    `model`: a preset, a config.json, a folder or a hub id; presets and configs need
-    `random_weights` (drawn from `seed`), but for the default. `text_only` leaves the towers out,
-    whether or not the files hold them, and refuses pictures and clips; `language_model_only` is its
-    name in vLLM. Every field of EngineConfig may be given by keyword. Raises ValueError for what
-    cannot run, before weights are read.
+    `model`: a folder, a hub id or "inkling-nano" (the default), the small model that comes with the
+    package; or with `random_weights` (drawn from `seed`) any preset or config.json. `text_only`
+    leaves the towers out, whether or not the files hold them, and refuses pictures and clips;
+    `language_model_only` is its name in vLLM. Every field of EngineConfig may be given by keyword.
+    Raises ValueError for what cannot run, before weights are read.
     """
 
     def __init__(

@@ -19,15 +19,14 @@ from suzuri.log import get_logger
 from suzuri.model.checkpoint_files import Checkpoint
 from suzuri.model.config import MtpConfig
 from suzuri.model.inkling import Inkling
-from suzuri.model.locate import Located, locate
+from suzuri.model.locate import Located, locate, without_weights
+from suzuri.model.presets import TOY_MODEL
 from suzuri.model.random_weights import initialize
 from suzuri.model.reconcile import reconcile
 from suzuri.model.weights import LoadReport, load_weights
 from suzuri.processing.tokenizer import Tokenizer
 from suzuri.processing.vocabulary import vocabulary_of
 
-DEFAULT_MODEL = "tiny"
-"""Served with random weights as long as no small trained model comes with the package."""
 TOWERS = frozenset({"vision", "audio"})
 GB = 10**9
 
@@ -75,7 +74,8 @@ def load_engine(
         log.info("%s: random weights (seed %d); its text means nothing", located.name, seed)
     else:
         for note in read_weights(loaded, checkpoint, want, console, progress).notes:
-            log.info("%s", note)
+            if not note.startswith("mtp:"):  # that nothing drafts yet is no news of this load
+                log.info("%s", note)
     loaded.requires_grad_(False)
     return Engine(
         loaded,
@@ -99,14 +99,11 @@ def free_memory(device: torch.device | str) -> int:
 
 
 def _locate(model: str, random_weights: bool) -> Located:
-    if random_weights or model == DEFAULT_MODEL:
+    if random_weights or model == TOY_MODEL:
         return locate(model)
     located = locate(model, weights="/" in model and not Path(model).expanduser().exists())
     if located.folder is None:
-        raise ValueError(
-            f"{model!r} is a shape without weights; give a model folder or a hub id, or ask for "
-            "random weights (random_weights=True, --random-weights)"
-        )
+        raise ValueError(without_weights(model))
     return located
 
 

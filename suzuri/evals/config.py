@@ -20,7 +20,7 @@ class EvalConfig:
     """
 
     model: Positional[str | None] = None
-    """A folder or a hub id (default: the shipped model)."""
+    """A folder or a hub id (default: the small model that comes with this package, nano)."""
 
     tasks: tuple[str, ...] = ()
     """Kinds, or kind/variant, such as arithmetic or arithmetic/sum (default: every kind that the

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from suzuri.engine.llm import LLM, Job
-from suzuri.engine.load import DEFAULT_MODEL
 from suzuri.engine.sampling_params import SamplingParams
 from suzuri.envs.generators.kinds import KINDS
 from suzuri.envs.mixture import Mixture
@@ -21,6 +20,7 @@ from suzuri.evals.exchange import Exchange, open_ones
 from suzuri.evals.report import Line, Report, show, summary
 from suzuri.model.inkling import Inkling
 from suzuri.model.locate import locate
+from suzuri.model.presets import DEFAULT_MODEL
 from suzuri.model.reconcile import reconcile
 from suzuri.model.weights import load_weights
 

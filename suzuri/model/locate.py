@@ -1,7 +1,7 @@
 """What a MODEL argument means: a preset, a config.json, a model folder, or a model on the hub.
 
-Every command that takes a model calls `locate`. No torch here, and nothing of the hub is imported
-until one is asked. Read next: hub.py.
+Every command that takes a model calls `locate`; presets.py says which presets come with weights. No
+torch here, and nothing of the hub is imported until one is asked. Read next: hub.py.
 """
 
 # pyright: strict
@@ -28,6 +28,7 @@ from suzuri.model.hub import (
     parse_repo,
 )
 from suzuri.model.hub_errors import HubError
+from suzuri.model.presets import SHIPPED, SHORT_NAMES
 
 CONFIG_FILES = (CONFIG_FILE, "hf_quant_config.json")
 """What is fetched of a hub model when only its shape is asked for."""
@@ -38,7 +39,8 @@ log = get_logger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Located:
-    """A model that was found. `folder` holds its files; None for a preset or a config alone.
+    """A model that was found. `folder` holds its files; None for a config alone, and for a preset
+    whose weights do not come with the package.
 
     `scanned`: its checkpoint, where finding the model took a look at it already.
     """
@@ -67,15 +69,26 @@ def locate(model: str, *, weights: bool = False) -> Located:
     if path is not None:
         located = _from_path(path)
     elif "/" not in model:
-        located = _from_preset(model)
+        located = _from_preset(SHORT_NAMES.get(model, model))
     else:
         located = _from_hub(model, weights)
     if weights and located.folder is None:
-        raise ValueError(
-            f"{model!r} is a shape without weights; give a model folder or a hub id, or "
-            "--random-weights where the command has it"
-        )
+        raise ValueError(without_weights(model))
     return located
+
+
+def without_weights(model: str) -> str:
+    """What is wrong with a shape, and what to do, where weights are needed."""
+    shipped = SHIPPED.get(SHORT_NAMES.get(model, model))
+    if shipped is not None:
+        return (
+            f"the weights of {model!r} are not in this installation ({shipped} has no "
+            f"{CONFIG_FILE}); install Suzuri again, or give a model folder or a hub id"
+        )
+    return (
+        f"{model!r} is a shape without weights; give a model folder or a hub id, or ask for random "
+        "weights where that is possible (--random-weights, random_weights=True)"
+    )
 
 
 def _existing_path(model: str) -> Path | None:
@@ -123,7 +136,10 @@ def _from_path(path: Path) -> Located:
 
 def _from_preset(name: str) -> Located:
     try:
-        return Located(name=name, config=preset(name), folder=None, kind="preset")
+        folder = SHIPPED.get(name)
+        if folder is not None and not (folder / CONFIG_FILE).is_file():
+            folder = None
+        return Located(name=name, config=preset(name), folder=folder, kind="preset")
     except ValueError as error:
         raise ValueError(
             f"{error} (nor is {name!r} a path; a model on the hub is written owner/name)"

@@ -1,7 +1,9 @@
-"""The known models as config.json documents in the released spelling. config.py reads them."""
+"""The known models as config.json documents in the released spelling, which config.py reads; and
+which of them come with weights, which locate.py finds."""
 
 # pyright: strict
 
+from pathlib import Path
 from typing import Any
 
 from suzuri.model.nano_vocabulary import NANO_VOCABULARY
@@ -188,3 +190,11 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "inkling-nano": _NANO,
     "tiny": _TINY,
 }
+
+DEFAULT_MODEL = "inkling-nano"
+"""What every command that runs a model takes without MODEL."""
+TOY_MODEL = "tiny"
+"""Has no weights anywhere: the engine draws them unasked."""
+SHORT_NAMES = {"nano": "inkling-nano"}
+SHIPPED = {"inkling-nano": Path(__file__).parents[1] / "weights" / "inkling-nano"}
+"""Presets whose weights are part of this package, and their folders."""

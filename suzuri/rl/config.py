@@ -13,6 +13,7 @@ from suzuri.engine.messages import OnPublish
 from suzuri.envs.chat_prompts import ChatPrompts
 from suzuri.envs.env import Problems
 from suzuri.envs.rollout import Limits
+from suzuri.model.presets import DEFAULT_MODEL
 from suzuri.rl.algorithms.group import Algorithm
 from suzuri.rl.algorithms.grpo import Grpo
 from suzuri.rl.correction import Correction
@@ -118,7 +119,7 @@ class RlConfig:
     reference: str | None = None
     """For a `kl_coefficient`, from whom the model is not to go far away; as `teacher`."""
 
-    model: str = "inkling-nano"
+    model: str = DEFAULT_MODEL
     """A model folder or a hub id; a preset or config.json with --random-weights."""
 
     random_weights: bool = False

@@ -7,6 +7,7 @@ from typing import Literal
 from tyro.conf import Positional
 
 from suzuri.engine.config import EngineConfig
+from suzuri.model.presets import DEFAULT_MODEL
 
 MAX_SEED = 2**62
 
@@ -19,9 +20,9 @@ class ServeConfig:
     command line or the model cannot be used.
     """
 
-    model: Positional[str] = "tiny"
-    """A model folder or a hub id; a preset or config.json with --random-weights. The default is a
-    tiny model with random weights, whose text means nothing."""
+    model: Positional[str] = DEFAULT_MODEL
+    """A model folder or a hub id; a preset or config.json with --random-weights. The default is the
+    small model that comes with this package; nano is its short name."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is every one of this machine."""

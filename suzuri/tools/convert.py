@@ -76,7 +76,9 @@ def run_convert(config: ConvertConfig) -> int:
     with _origin(config, located) as origin:
         plan, notes = _plan(config, origin)
         documents(plan)  # refuses what they cannot say, before anything is written
-        along, left = other_files(located.folder)
+        # What lies beside shipped weights tells of them, not of drawn ones.
+        is_shape = config.random_weights and located.kind == "preset"
+        along, left = other_files(None if is_shape else located.folder)
         notes += [f"not copied: {', '.join(left)}"] * bool(left)
         for note in (*origin.notes, *notes):
             console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)

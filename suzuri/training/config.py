@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Suppress
 
 from suzuri.config import document_of
+from suzuri.model.presets import DEFAULT_MODEL
 from suzuri.types import AdamParams, Dataset, is_number
 
 MAX_SEED = 2**62
@@ -138,7 +139,7 @@ class SftConfig:
     again goes on with the last saved state.
     """
 
-    model: str = "tiny"
+    model: str = DEFAULT_MODEL
     """A model folder or a hub id; a preset or config.json with --random-weights."""
 
     random_weights: bool = False

@@ -13,8 +13,14 @@ import pytest
 from huggingface_hub import constants
 
 from suzuri.config import parse
+from suzuri.engine.config import EngineConfig
+from suzuri.engine.load import load_engine
+from suzuri.model import presets
 from suzuri.model.config import ModelConfig, preset
 from suzuri.model.locate import locate
+from suzuri.model.reconcile import reconcile
+from suzuri.model.tensor_names import OPTIONAL_PARTS
+from suzuri.processing.tokenizer import Tokenizer
 from suzuri.tools.pull.config import PullConfig
 from suzuri.tools.pull.run import run_pull
 from tests.tools.fake_hub import COMMIT, FakeHub, running
@@ -50,6 +56,38 @@ def test_a_preset() -> None:
     assert "did you mean 'tiny'?" in refusal("tinny")
     assert "written owner/name" in refusal("gpt2")
     assert "a shape without weights" in refusal("tiny", weights=True)
+
+
+@pytest.mark.parametrize("name", ["nano", "inkling-nano"])
+def test_the_model_that_comes_with_the_package(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for weights in (False, True):
+        found = locate(name, weights=weights)
+        assert (found.name, found.kind) == ("inkling-nano", "preset")
+        assert found.folder is not None and found.folder.parent.parent.name == "suzuri"
+        # The shape is the preset's, so that it is the same with --random-weights.
+        assert found.config == preset("inkling-nano") == ModelConfig.from_file(found.folder)
+    plan = reconcile(found.config, found.checkpoint(), frozenset(OPTIONAL_PARTS))
+    assert plan.parts == {"text", *OPTIONAL_PARTS} and not plan.notes
+    sizes = [path.stat().st_size for path in found.folder.iterdir()]
+    assert max(sizes) < 16 * 2**20 and sum(sizes) < 32_000_000
+    shutil.copytree(BASE, tmp_path / name)
+    assert locate(name).kind == "folder"
+
+
+def test_an_installation_without_its_weights_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(presets.SHIPPED, "inkling-nano", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    said = f"the weights of 'nano' are not in this installation ({tmp_path} has no config.json)"
+    assert said in refusal("nano", weights=True)
+    with pytest.raises(ValueError) as caught:
+        load_engine("nano", EngineConfig(), Tokenizer())
+    assert said in str(caught.value)
+    assert locate("nano").config == preset("inkling-nano")  # the shape is there all the same
 
 
 def test_the_parent_of_model_folders_points_to_them(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ PARAMS = SamplingParams(max_tokens=12, seed=3)
 
 @pytest.fixture(scope="module")
 def backend() -> LocalBackend:
-    config = ChatConfig(dtype="float32", max_context=600)
+    config = ChatConfig(model="tiny", dtype="float32", max_context=600)
     return LocalBackend(config, Display(io.StringIO(), io.StringIO()))
 
 
@@ -60,7 +60,7 @@ def user(text: str) -> list[dict[str, Any]]:
 
 
 def test_answers_are_those_of_the_engine(backend: LocalBackend) -> None:
-    llm = LLM(dtype="float32", max_context=600, max_running=1)
+    llm = LLM("tiny", dtype="float32", max_context=600, max_running=1)
     (expected,) = llm.chat(user("hi"), PARAMS, reasoning_effort="low", show_progress=False)
     turn, ended = answer(backend, user("hi"))
     texts = [block.text for block in turn.blocks if isinstance(block, TextBlock)]
@@ -187,7 +187,7 @@ def test_piped_turns(tmp_path: Path) -> None:
     path = tmp_path / "tools.json"
     strict = {**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}
     path.write_text(json.dumps([strict]))
-    words = (*SMALL, "--max-tokens", "5", "--seed", "1", "--tools", str(path))
+    words = ("tiny", *SMALL, "--max-tokens", "5", "--seed", "1", "--tools", str(path))
     found = chat("hi\n/clear\nhi\n", *words)
     assert found.returncode == 0, found.stderr
     half = len(found.stdout) // 2
@@ -211,7 +211,7 @@ def test_refusals_come_before_weights() -> None:
 
 def test_ctrl_c_in_a_pipe_ends() -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "suzuri", "chat", "--max-context", "4000"],
+        [sys.executable, "-m", "suzuri", "chat", "tiny", "--max-context", "4000"],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -230,7 +230,7 @@ def test_ctrl_c_in_a_pipe_ends() -> None:
 
 
 def test_ctrl_c_at_a_terminal_stops_the_answer_alone() -> None:
-    with Terminal("chat", *SMALL[:2], "--max-context", "4000", "--seed", "1") as terminal:
+    with Terminal("chat", "tiny", *SMALL[:2], "--max-context", "4000", "--seed", "1") as terminal:
         terminal.expect("tiny, context 4000 tokens")
         terminal.expect("> ")
         terminal.type("hi\n")

@@ -15,6 +15,7 @@ from suzuri.kernels import nvfp4
 from suzuri.model.checkpoint_files import scan
 from suzuri.model.config import PRESETS, ModelConfig, MtpConfig
 from suzuri.model.inkling import Inkling
+from suzuri.model.locate import locate
 from suzuri.model.nvfp4_scales import divisor_of
 from suzuri.model.random_weights import initialize
 from suzuri.model.weights import export_weights, quantised
@@ -333,6 +334,18 @@ def test_text_only_leaves_the_towers_out(
 
 
 # Random weights.
+
+
+def test_the_shipped_model_goes_with_its_card_and_its_shape_without(tmp_path: Path) -> None:
+    trained = convert("nano", tmp_path / "trained")
+    drawn = convert("nano", tmp_path / "drawn", "--random-weights")
+    shipped = locate("nano", weights=True).folder
+    assert shipped is not None
+    assert (trained / "README.md").read_bytes() == (shipped / "README.md").read_bytes()
+    assert not (drawn / "README.md").exists()
+    assert_same_bits(read_tensors(trained), read_tensors(shipped))
+    config = ModelConfig.from_file(drawn)
+    assert config == ModelConfig.from_file(trained) == PRESETS["inkling-nano"]
 
 
 @pytest.mark.parametrize("experts", ["bf16", "nvfp4"])

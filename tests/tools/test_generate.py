@@ -40,7 +40,7 @@ except KeyboardInterrupt:
 
 
 def generate(*words: str) -> int:
-    config = parse(GenerateConfig, prog="suzuri generate", args=[*words, *SMALL])
+    config = parse(GenerateConfig, prog="suzuri generate", args=["tiny", *words, *SMALL])
     return run_generate(config.resolve())
 
 
@@ -50,7 +50,7 @@ def records(text: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(dtype="float32", max_running=4, max_context=200)
+    return LLM("tiny", dtype="float32", max_running=4, max_context=200)
 
 
 def test_lines_come_back_in_order_with_faults_in_their_own(
@@ -322,7 +322,7 @@ def test_lines_do_not_depend_on_how_they_are_read(
 
 def start(*words: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *words, *SMALL],
+        [sys.executable, "-c", COMMAND, "tiny", *words, *SMALL],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

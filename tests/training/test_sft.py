@@ -46,6 +46,7 @@ def chats(tmp_path: Path) -> str:
 
 def small(chats: str, run_dir: Path, **fields: Any) -> SftConfig:
     config = SftConfig(
+        model="tiny",
         random_weights=True,
         train=(chats,),
         eval=(chats,),
@@ -423,7 +424,7 @@ def test_the_command_runs_a_recipe(
         assert end.value.code == 2
         assert reason in capsys.readouterr().err
     with pytest.raises(SystemExit) as end:
-        cli.main(["sft", "--train", chats, f"--run-dir={tmp_path / 'other'}"])
+        cli.main(["sft", "--model=tiny", "--train", chats, f"--run-dir={tmp_path / 'other'}"])
     assert end.value.code == 2
     assert "shape without weights" in capsys.readouterr().err
 

@@ -31,6 +31,7 @@ def config(run_dir: Path, **fields: Any) -> SftConfig:
     data = run_dir.parent / "chats.jsonl"
     data.write_text("".join(CHATS.read_text("utf-8").splitlines(keepends=True)[:9]), "utf-8")
     found = SftConfig(
+        model="tiny",
         random_weights=True,
         train=(str(data),),
         run_dir=str(run_dir),
@@ -289,8 +290,9 @@ def test_an_interrupt_while_the_data_are_read_is_no_trace(
 
     monkeypatch.setattr("suzuri.training.sft.check_data", interrupted)
     (data,) = config(tmp_path / "run").train
+    words = ["sft", "--model=tiny", "--random-weights", f"--train={data}"]
     with pytest.raises(SystemExit) as end:
-        cli.main(["sft", "--random-weights", f"--train={data}", f"--run_dir={tmp_path / 'run'}"])
+        cli.main([*words, f"--run_dir={tmp_path / 'run'}"])
     assert end.value.code == 130
     assert capsys.readouterr().err.strip().endswith("suzuri sft: interrupted")
 

@@ -30,9 +30,9 @@ class ChatConfig:
     """
 
     model: Positional[str | None] = None
-    """A model folder or a hub id; a preset or config.json with --random-weights. The default is a
-    tiny model with random weights, whose text means nothing. With --url: which of the server's
-    models (default: its first)."""
+    """A model folder or a hub id; a preset or config.json with --random-weights. The default is the
+    small model that comes with this package; nano is its short name. With --url: which of the
+    server's models (default: its first)."""
 
     url: str | None = None
     """Server to talk to, such as http://127.0.0.1:8000."""

@@ -31,11 +31,11 @@ def clean(text: str) -> str:
 
 
 class Display:
-    """out: where answers go. err: where the rest goes, unless out is a terminal."""
+    """out: where answers go. err: where the rest goes, unless out is a terminal; may be out."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._main = _Stream(out)
-        self._side = self._main if out.isatty() else _Stream(err)
+        self._side = self._main if out.isatty() or err is out else _Stream(err)
         self._console = Console(file=out if out.isatty() else err)
         self._last = ""
         """What kind of block is open."""

@@ -1,18 +1,21 @@
 """A model in this process that answers a chat."""
 
 import dataclasses
+import time
 from collections.abc import Generator
+from typing import Literal
 
 from rich.console import Console
 
 from suzuri.engine.chat_stops import StoppedTurn
 from suzuri.engine.devices import device_named
 from suzuri.engine.engine import TokenEvent
-from suzuri.engine.load import DEFAULT_MODEL, load_engine
+from suzuri.engine.load import load_engine
 from suzuri.engine.prompts import prepare_chat
 from suzuri.engine.request import Request
 from suzuri.engine.worker import warm_up
 from suzuri.interrupts import interrupts_wait
+from suzuri.model.presets import DEFAULT_MODEL
 from suzuri.processing.chat import ChatRenderer
 from suzuri.processing.grammar import Grammar, GrammarCompiler
 from suzuri.processing.grammar_request import chat_grammar
@@ -24,11 +27,16 @@ from suzuri.tools.chat.display import Display
 
 
 class LocalBackend:
-    """Loads the model; what does not fit is refused before a weight is read (ValueError)."""
+    """Loads the model; what does not fit is refused before a weight is read (ValueError).
+
+    load_seconds: until it could take a request. warm_up_seconds: what the first one takes more,
+    most of it compiling where nothing of this machine is kept yet.
+    """
 
     def __init__(self, config: ChatConfig, display: Display) -> None:
         device_named(config.device, f"--device {config.device}")
         self.name = config.model or DEFAULT_MODEL
+        start = time.monotonic()
         binding = chat_grammar(tools=config.tool_list())
         self._tokenizer = Tokenizer()
         self._engine = load_engine(
@@ -51,12 +59,18 @@ class LocalBackend:
         self._reader = MediaReader(shape, local_files=False)
         self._renderer = ChatRenderer(self._tokenizer, shape)
         self._grammar: Grammar | None = None
+        self.load_seconds = time.monotonic() - start
         with display.waiting("warming up"):
             if binding is not None:
                 compiler = GrammarCompiler(self._engine.vocabulary, self._tokenizer.token_bytes)
                 self._grammar = compiler.compile(binding)
             warm_up(self._engine)
+        self.warm_up_seconds = time.monotonic() - start - self.load_seconds
         self._count = 0
+
+    def has(self, tower: Literal["vision", "audio"]) -> bool:
+        """Whether the model has this tower."""
+        return getattr(self._engine.model, tower) is not None
 
     def check_media(self, kind: Kind, data: bytes) -> str:
         return f"{self._reader.count(self._reader.source(kind, data))} tokens"

@@ -9,6 +9,7 @@ from tyro.conf import Positional
 
 from suzuri.engine.config import EngineConfig
 from suzuri.engine.sampling_params import SamplingParams
+from suzuri.model.presets import DEFAULT_MODEL
 
 MAX_SEED = 2**62
 STDIN = 0
@@ -21,9 +22,9 @@ class GenerateConfig:
     Exit code 0 when all succeeded, 1 when some line failed, 2 when the input cannot be used.
     """
 
-    model: Positional[str] = "tiny"
-    """A model folder or a hub id; a preset or config.json with --random-weights. The default is a
-    tiny model with random weights, whose text means nothing."""
+    model: Positional[str] = DEFAULT_MODEL
+    """A model folder or a hub id; a preset or config.json with --random-weights. The default is the
+    small model that comes with this package; nano is its short name."""
 
     prompt: tuple[str, ...] = ()
     """Prompts on the command line, before those of --input."""
