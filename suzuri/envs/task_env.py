@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from suzuri.envs.chat_prompts import ChatPrompts
 from suzuri.envs.env import Env, Outcome, Trajectory
-from suzuri.envs.mixture import Mixture
-from suzuri.envs.task import Message
+from suzuri.envs.task import Message, Task
 from suzuri.envs.tools import Toolbox
 from suzuri.types import Answer, Prompt
 
@@ -103,21 +102,30 @@ class TaskGroup:
         return [0.0] * len(trajectories)
 
 
+class TaskStream(Protocol):
+    """`Mixture`, or what is like one. `size`: tasks there are; None: without end."""
+
+    @property
+    def size(self) -> int | None: ...
+
+    def task(self, position: int) -> Task: ...
+
+
 class TaskProblems:
     """The problems of a stream of tasks. `open_effort`: no effort is given, whatever a task's own,
     so that it is the model that decides whether it thinks."""
 
     def __init__(
-        self, mixture: Mixture, prompts: ChatPrompts, *, open_effort: bool = False
+        self, stream: TaskStream, prompts: ChatPrompts, *, open_effort: bool = False
     ) -> None:
-        self._mixture, self._prompts, self._open_effort = mixture, prompts, open_effort
+        self._stream, self._prompts, self._open_effort = stream, prompts, open_effort
 
     @property
     def size(self) -> int | None:
-        return self._mixture.size
+        return self._stream.size
 
     def group(self, index: int) -> TaskGroup:
-        task = self._mixture.task(index)
+        task = self._stream.task(index)
         if self._open_effort:
             task = dataclasses.replace(task, effort=None)
         return TaskGroup(task, self._prompts)
