@@ -8,6 +8,7 @@ Python file that defines `config`, over which the flags are read.
 import dataclasses
 import functools
 import sys
+import traceback
 import types
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -31,8 +32,8 @@ def parse(
 
 
 def load_recipe(path: str, kind: type[Config]) -> Config:
-    """Runs the file and returns its `config`. Its errors are its own and show where they are.
-    ValueError for a file that is no recipe of that kind."""
+    """Runs the file and returns its `config`. ValueError for a file that is no recipe of that kind,
+    and for a field that there is not; other errors are the file's own and show where they are."""
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"recipe {path}: no such file; flags begin with --")
@@ -40,7 +41,13 @@ def load_recipe(path: str, kind: type[Config]) -> Config:
     module = types.ModuleType(f"recipe_{file.stem}")
     module.__file__ = str(file.resolve())
     sys.modules[module.__name__] = module
-    exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
+    try:
+        exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        where = traceback.extract_tb(error.__traceback__)[-1].lineno
+        raise ValueError(f"recipe {path}, line {where}: {error}") from error
     config = getattr(module, "config", None)
     if not isinstance(config, kind):
         raise ValueError(f"recipe {path}: must define config = {kind.__name__}(...)")

@@ -62,7 +62,8 @@ class NewWeights:
             if expected is not None and self.content_hash != expected:
                 raise WeightsRefused(
                     f"content_hash: {folder} holds weights {self.content_hash}, {expected} were "
-                    "announced; what was sent did not arrive",
+                    "announced; what was sent did not arrive (draft depths do not count: of a "
+                    "run's weights it is sampler_hash in weights.json)",
                     is_conflict=True,
                 )
             undo.pop_all()

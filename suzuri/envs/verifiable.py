@@ -230,6 +230,8 @@ def _parsed(line: bytes, folder: Path, judges: Judges, default: str | None) -> C
 
 def _messages(fields: dict[str, Any], folder: Path) -> tuple[Message, ...]:
     if "prompt" in fields:
+        if not isinstance(fields["prompt"], str) or not fields["prompt"].strip():
+            raise ValueError("prompt must be a text that is not empty")
         return ({"role": "user", "content": fields["prompt"]},)
     messages = _listed(fields["messages"], "messages")
     if not messages:

@@ -23,7 +23,7 @@ class EvalConfig:
     """A folder or a hub id (default: the small model that comes with this package, nano)."""
 
     tasks: tuple[str, ...] = ()
-    """Kinds, or kind/variant, such as arithmetic or arithmetic/sum (default: every kind that the
+    """Kinds, or kind/variant, such as arithmetic or arithmetic/add2 (default: every kind that the
     model has the towers for)."""
 
     count: int = 50

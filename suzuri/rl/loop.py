@@ -12,11 +12,17 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from suzuri.log import get_logger
 from suzuri.rl.config import RlConfig
 from suzuri.rl.drawing import Batch, Played, Source
 from suzuri.rl.learning import Learner, Line
 from suzuri.rl.samples import versions_of
 from suzuri.types import Trainer
+
+MOST_WARNINGS = 10
+"""Different faults of environments that a run tells of; all are counted and in the transcripts."""
+
+log = get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,7 @@ class Loop:
         self._learner = None if trainer is None else Learner(config, trainer)
         self._publish, self._version = publish, version
         self._batches: dict[int, asyncio.Task[Batch]] = {}
+        self._told = set[str]()
 
     async def run(
         self, first: int, watcher: Watcher, is_stopped: Callable[[], bool] = lambda: False
@@ -83,6 +90,7 @@ class Loop:
         del self._batches[step]
         version = self._version() if batch.version is None else batch.version
         watcher.drawn(step, version, batch.played)
+        self._warn_of_faults(step, batch.played)
         sampled = time.perf_counter()
         line: Line = {"step": step} | sampling_metrics(batch.played, version)
         line |= await self._learned(step, batch.played)
@@ -100,6 +108,14 @@ class Loop:
             "time/tokens_per_s": line["answers/tokens"] / (end - begin),
         }
         await watcher.stepped(step, line, batch.played)
+
+    def _warn_of_faults(self, step: int, groups: Sequence[Played]) -> None:
+        for one in (one for group in groups for one in group.trajectories):
+            fault = f"{one.status}: {(one.error or 'no reason given')[:200]}"
+            is_known = fault in self._told or len(self._told) == MOST_WARNINGS
+            if one.status in ("failed", "timed_out") and not is_known:
+                self._told.add(fault)
+                log.warning("step %d: an attempt has no reward, %s", step, fault)
 
     async def _learned(self, step: int, groups: Sequence[Played]) -> Line:
         if self._learner is None:

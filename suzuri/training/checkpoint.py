@@ -146,6 +146,12 @@ def content_hash(model: Inkling) -> str:
     return hash_of_named([*model.named_parameters(), *model.named_buffers()])
 
 
+def sampler_hash(model: Inkling) -> str:
+    """`content_hash` without the draft depths: what a server says of the weights that it holds."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return hash_of_named([pair for pair in named if not pair[0].startswith("draft.")])
+
+
 @contextlib.contextmanager
 def _alone() -> Generator[None]:
     """One process is what is meant; torch warns of it each time."""

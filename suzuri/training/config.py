@@ -16,7 +16,7 @@ MAX_SEED = 2**62
 MAX_COUNT = 2**31
 FREE_FIELDS = frozenset(
     {"run_dir", "train", "eval", "steps", "eval_every", "save_every", "keep"}
-    | {"tensorboard", "wandb", "data_workers"}
+    | {"tensorboard", "wandb", "data_workers", "save_rollouts"}
     | {"sampler", "sampler_key_file", "sampler_folder"}
 )
 """Fields that may change when a run goes on. Of files their content is compared; what draws for RL
@@ -110,7 +110,8 @@ class OptimizerConfig:
             return self.learning_rate * step / self.warmup
         if self.schedule == "constant":
             return self.learning_rate
-        way = min((step - self.warmup) / max(steps - self.warmup, 1), 1.0)
+        peak = max(self.warmup, 1)  # so that a run of one step takes all of it
+        way = min((step - peak) / max(steps - peak, 1), 1.0)
         left = 1 - way if self.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * way))
         return self.learning_rate * (self.final_fraction + (1 - self.final_fraction) * left)
 

@@ -6,6 +6,7 @@ from suzuri.model.checkpoint_files import Checkpoint
 from suzuri.model.config import ModelConfig
 from suzuri.model.inkling import PARTS, Inkling
 from suzuri.processing.vocabulary import Vocabulary
+from suzuri.training.checkpoint import sampler_hash
 from suzuri.training.config import TrainingConfig
 from suzuri.training.initial import fill_model
 from suzuri.training.run_dir import RunDir
@@ -63,7 +64,7 @@ class Keeper:
         self._folder.prune(self._keep)
         if not self._folder.has_weights_of(step):
             digest = self._trainer.publish_weights(self._folder.new_weights)
-            self._folder.publish(step, digest)
+            self._folder.publish(step, digest, sampler_hash(self._trainer.model))
 
     def after(self, reason: str) -> str:
         """`reason`, with what went wrong with states that were being written meanwhile, and what

@@ -157,14 +157,16 @@ class RunDir:
         """Where weights are written before `publish`."""
         return self.path / (WEIGHTS + ".new")
 
-    def publish(self, step: int, digest: str) -> None:
-        """Puts the new weights in the place of old ones."""
+    def publish(self, step: int, digest: str, sampler_digest: str) -> None:
+        """Puts the new weights in the place of old ones. The hashes are of all of them, and of
+        those that a sampler holds (without draft depths)."""
         old = self.path / (WEIGHTS + ".old")
         if self.weights.exists():
             self.weights.rename(old)
         self.new_weights.rename(self.weights)
         shutil.rmtree(old, ignore_errors=True)
-        text = json.dumps({"step": step, "content_hash": digest}) + "\n"
+        document = {"step": step, "content_hash": digest, "sampler_hash": sampler_digest}
+        text = json.dumps(document) + "\n"
         (self.path / PUBLISHED).write_text(text, "utf-8")
 
     def has_weights_of(self, step: int) -> bool:

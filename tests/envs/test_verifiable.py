@@ -69,6 +69,8 @@ def test_problems_of_a_file_are_played(tmp_path: Path) -> None:
         ({"answer": 1}, "give either messages or prompt"),
         ({"prompt": "a", "messages": [], "answer": 1}, "give either messages or prompt"),
         ({"prompt": "a"}, "no answer"),
+        ({"prompt": " ", "answer": 1}, "prompt must be a text that is not empty"),
+        ({"prompt": ["a"], "answer": 1}, "prompt must be a text that is not empty"),
         ({"messages": [], "answer": 1}, "messages must be a list"),
         ({"messages": "a", "answer": 1}, "messages must be a list"),
         ({"prompt": "a", "answer": 1, "tools": {}}, "tools must be a list"),

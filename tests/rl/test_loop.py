@@ -293,7 +293,9 @@ def test_nothing_to_compare_is_nothing_to_learn(algorithm: Any, group_size: int)
     assert not any(np.isnan(x) for line in lines for x in line.values() if isinstance(x, float))
 
 
-def test_a_batch_of_which_nothing_came_is_a_step_all_the_same() -> None:
+def test_a_batch_of_which_nothing_came_is_a_step_all_the_same(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def broken(prompt: Any) -> None:
         raise RuntimeError("no sampler")
 
@@ -301,6 +303,8 @@ def test_a_batch_of_which_nothing_came_is_a_step_all_the_same() -> None:
     world.sampler.fault = broken
     lines = world.run()
     assert [line["answers/failed"] for line in lines] == [12, 12]
+    (told,) = (record.getMessage() for record in caplog.records)  # once, not 24 times
+    assert told.startswith("step 1: ") and "no sampler" in told
     assert [line["kl/tokens"] for line in lines] == [0, 0]
     assert [line["sample/reward"] for line in lines] == [None, None]
     assert world.trainer.calls == []

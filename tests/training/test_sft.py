@@ -408,6 +408,11 @@ def test_recipes_and_flags(chats: str, tmp_path: Path) -> None:
         load_recipe(str(recipe), SftConfig)
     with pytest.raises(ValueError, match="no such file"):
         load_recipe(str(tmp_path / "absent.py"), SftConfig)
+    recipe.write_text(
+        "from suzuri.training.config import SftConfig\n\nconfig = SftConfig(stepz=3)\n"
+    )
+    with pytest.raises(ValueError, match=r"recipe .*, line 3: .*'stepz'"):
+        load_recipe(str(recipe), SftConfig)
 
 
 def test_the_command_runs_a_recipe(
@@ -451,7 +456,8 @@ def test_learning_rates() -> None:
     assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
     assert np.allclose(rates[4:], 1 - 0.1 * np.arange(1, 9))
     cosine = OptimizerConfig(learning_rate=2.0, schedule="cosine", final_fraction=0.0)
-    assert cosine.rate(5, 10) == pytest.approx(1.0)
+    assert cosine.rate(1, 11) == 2.0 and cosine.rate(6, 11) == pytest.approx(1.0)
+    assert cosine.rate(1, 1) == linear.rate(4, 4) * 2.0 == 2.0, "short runs learn, too"
     assert cosine.rate(10, 10) == pytest.approx(0.0)
     assert OptimizerConfig(learning_rate=3.0, schedule="constant").rate(7, 9) == 3.0
     for field, value in (("warmup", -1), ("beta1", 1.0), ("final_fraction", 2), ("eps", -1.0)):

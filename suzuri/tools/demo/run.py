@@ -31,7 +31,8 @@ Try next:
   curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{{"messages": [{{"role": "user", "content": "What is 58 + 67?"}}]}}'
   suzuri eval{model}                    held-out tasks of every kind, graded
-  suzuri sft --model {named} --train YOUR.jsonl --run_dir runs/mine    teach it something
+  suzuri sft --model {named} --train YOUR.jsonl --run_dir runs/mine --steps 50 \\
+    --optimizer.learning_rate 5e-4      teach it something
 """
 
 
