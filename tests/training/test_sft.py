@@ -137,7 +137,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(chats: str, tmp_path: Path) -> 
     options: dict[str, Any] = {"steps": 9, "save_every": 3}
     whole = small(chats, tmp_path / "whole", **options)
     killed = small(chats, tmp_path / "killed", **options)
-    flags = [f"--train={chats}", f"--eval={chats}", "--random-weights"]
+    flags = ["--model=tiny", f"--train={chats}", f"--eval={chats}", "--random-weights"]
     flags += ["--steps=9", "--batch_size=3", "--eval-every=2", "--eval_size=3", "--save-every=3"]
     flags += ["--trainer.bias_rate=0.01", "--trainer.draft-loss-weight=0.1"]
     flags += ["--optimizer.learning_rate=1e-2", "--optimizer.warmup=2"]
