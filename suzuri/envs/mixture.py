@@ -64,6 +64,15 @@ class Mixture:
         if self.ramp < 0:
             raise ValueError(f"ramp = {self.ramp}: must be 0 or more")
 
+    @classmethod
+    def of(
+        cls, name: str, difficulties: tuple[float, float], *, seed: int, split: Split
+    ) -> "Mixture":
+        """Tasks of one kind or kind/variant, in one range of difficulties throughout."""
+        return cls(
+            weights={name: 1.0}, seed=seed, split=split, start=difficulties, end=difficulties
+        )
+
     def task(self, position: int) -> Task:
         """The task at a place from 0 on."""
         if position < 0:

@@ -3,6 +3,7 @@
 # pyright: strict
 
 import dataclasses
+import functools
 
 from suzuri.envs.mixture import Mixture
 from suzuri.envs.task import Message, Split, Task
@@ -36,7 +37,7 @@ class PictureNames:
     def __post_init__(self) -> None:
         if not self.wordings:
             raise ValueError("wordings: give one at least")
-        self._scenes()  # which looks at the others
+        _ = self._scenes  # which looks at the others
 
     @property
     def size(self) -> int | None:
@@ -45,22 +46,17 @@ class PictureNames:
 
     def task(self, position: int) -> Task:
         """The task at a place from 0 on."""
-        task = self._scenes().task(position)
+        task = self._scenes.task(position)
         wording = self.wordings[position % len(self.wordings)]
         question = task.messages[-1]
         content = [_said(part, wording) for part in question["content"]]
         messages = (*task.messages[:-1], {**question, "content": content})
         return dataclasses.replace(task, messages=messages, effort=self.effort)
 
+    @functools.cached_property
     def _scenes(self) -> Mixture:
         ends = (DIFFICULTY, DIFFICULTY)
-        return Mixture(
-            weights={"pictures/describe": 1.0},
-            seed=self.seed,
-            split=self.split,
-            start=ends,
-            end=ends,
-        )
+        return Mixture.of("pictures/describe", ends, seed=self.seed, split=self.split)
 
 
 def _said(part: Message, wording: str) -> Message:

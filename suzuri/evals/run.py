@@ -60,13 +60,7 @@ def run_eval(config: EvalConfig) -> int:
 
 def mixture_of(name: str, config: EvalConfig) -> Mixture:
     """The tasks of one name. ValueError for one that there is not."""
-    return Mixture(
-        weights={name: 1.0},
-        seed=config.seed,
-        split=config.split,
-        start=config.difficulty,
-        end=config.difficulty,
-    )
+    return Mixture.of(name, config.difficulty, seed=config.seed, split=config.split)
 
 
 def default_tasks(llm: LLM) -> tuple[str, ...]:

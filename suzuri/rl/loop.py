@@ -111,9 +111,10 @@ class Loop:
 
     def _warn_of_faults(self, step: int, groups: Sequence[Played]) -> None:
         for one in (one for group in groups for one in group.trajectories):
+            if one.is_whole or len(self._told) == MOST_WARNINGS:
+                continue
             fault = f"{one.status}: {(one.error or 'no reason given')[:200]}"
-            is_known = fault in self._told or len(self._told) == MOST_WARNINGS
-            if one.status in ("failed", "timed_out") and not is_known:
+            if fault not in self._told:
                 self._told.add(fault)
                 log.warning("step %d: an attempt has no reward, %s", step, fault)
 

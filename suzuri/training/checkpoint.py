@@ -112,9 +112,14 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, float]]:
     return tensors, numbers
 
 
+def weights_of(model: Inkling) -> list[tuple[str, Tensor]]:
+    """All by name, those that are no parameters (quantised experts) included."""
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
 def check(model: Inkling, tensors: Mapping[str, Tensor]) -> None:
     """Raises ValueError naming a weight that the state has not, or in another shape."""
-    for name, weight in [*model.named_parameters(), *model.named_buffers()]:
+    for name, weight in weights_of(model):
         saved = tensors.get(f"parameter.{name}", tensors.get(f"master.{name}"))
         if saved is None:
             raise ValueError(f"the saved state has no {name}: it is of another model")
@@ -128,7 +133,7 @@ def check(model: Inkling, tensors: Mapping[str, Tensor]) -> None:
 def fill(model: Inkling, tensors: Mapping[str, Tensor]) -> None:
     """The weights that were not trained, quantised experts among them."""
     with torch.no_grad():
-        for name, weight in [*model.named_parameters(), *model.named_buffers()]:
+        for name, weight in weights_of(model):
             if (saved := tensors.get(f"parameter.{name}")) is not None:
                 weight.copy_(saved)
 
@@ -143,13 +148,12 @@ def publish(model: Inkling, path: Path) -> str:
 
 def content_hash(model: Inkling) -> str:
     """Of every weight, quantised experts included: name, dtype, shape and bytes."""
-    return hash_of_named([*model.named_parameters(), *model.named_buffers()])
+    return hash_of_named(weights_of(model))
 
 
 def sampler_hash(model: Inkling) -> str:
     """`content_hash` without the draft depths: what a server says of the weights that it holds."""
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return hash_of_named([pair for pair in named if not pair[0].startswith("draft.")])
+    return hash_of_named([pair for pair in weights_of(model) if not pair[0].startswith("draft.")])
 
 
 @contextlib.contextmanager

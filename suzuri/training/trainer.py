@@ -149,10 +149,9 @@ class LocalTrainer:
                 self.weight_sum = 0.0
 
     def _state(self) -> dict[str, Tensor]:
-        weights = [*self.model.named_parameters(), *self.model.named_buffers()]
         frozen = {
             f"parameter.{name}": weight.detach()
-            for name, weight in weights
+            for name, weight in checkpoint.weights_of(self.model)
             if name not in self.optimizer.parameters
         }
         return {**frozen, **self.optimizer.state(), **self.loads.state()}

@@ -62,8 +62,7 @@ def questions(seed: int) -> list[Question]:
 
 
 def _task(name: str, seed: int, effort: float) -> Task:
-    ends = (DIFFICULTY, DIFFICULTY)
-    stream = Mixture(weights={name: 1.0}, seed=seed, split="held_out", start=ends, end=ends)
+    stream = Mixture.of(name, (DIFFICULTY, DIFFICULTY), seed=seed, split="held_out")
     return dataclasses.replace(stream.task(0), effort=effort)
 
 
