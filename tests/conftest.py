@@ -6,6 +6,9 @@ and spinning made them more than ten times slower.
 
 import os
 import shutil
+import threading
+import time
+from collections.abc import Generator
 
 import pytest
 
@@ -28,9 +31,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Several processes share a GPU: what a test needed at its peak goes back after it."""
+_looked_at: set[threading.Thread] = set()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Several processes share a GPU: what a test needed at its peak goes back after it. And no test
+    leaves a thread behind that computes: taking turns with one, whatever follows in the process is
+    many times slower, and fails where nobody looks for the cause."""
+    found = yield
     if item.get_closest_marker("gpu"):
         import torch
 
         torch.cuda.empty_cache()
+    left = [thread for thread in threading.enumerate() if thread not in _looked_at]
+    _looked_at.update(left)
+    end = time.monotonic() + 60
+    while left := [thread for thread in left if _computes(thread)]:
+        if time.monotonic() > end:
+            pytest.fail(f"left threads that compute: {left}", pytrace=False)
+    return found
+
+
+def _computes(thread: threading.Thread) -> bool:
+    """Whether a thread uses a processor at the moment, looking for 20 ms."""
+    if thread is threading.current_thread() or thread.ident is None:
+        return False
+    try:
+        clock = time.pthread_getcpuclockid(thread.ident)
+        before = time.clock_gettime(clock)
+        time.sleep(0.02)
+        return time.clock_gettime(clock) - before > 0.002
+    except OSError:  # it has ended
+        return False

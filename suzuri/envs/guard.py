@@ -111,7 +111,7 @@ class Stage:
             if not future.done():
                 future.cancel()
                 self.close()
-                asyncio.get_running_loop().call_later(GRACE, self._break_off)
+                self._break_off_later()
 
     def close(self) -> None:
         """Ends the thread once what runs there gives way."""
@@ -128,6 +128,16 @@ class Stage:
 
     async def _wait(self) -> None:
         await self._end.wait()
+
+    def _break_off_later(self) -> None:
+        """On a thread of its own: the loop that asks may end first, and a thread that spins takes
+        every other thread's turns for as long as the process lives."""
+        timer = threading.Timer(GRACE, self._break_off)
+        timer.daemon = True
+        try:
+            timer.start()
+        except RuntimeError:  # no room for one more thread
+            asyncio.get_running_loop().call_later(GRACE, self._break_off)
 
     def _break_off(self) -> None:
         ident = self._thread.ident

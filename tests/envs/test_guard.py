@@ -17,6 +17,7 @@ from suzuri.envs.env import Env, Outcome, Trajectory
 from suzuri.envs.guard import Fault, Stage
 from suzuri.envs.rollout import Limits, play_group, rollout
 from suzuri.types import Answer, Prompt, SampleParams, SamplerLost
+from tests.waiting import until, until_async
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,6 +133,33 @@ def test_a_loop_without_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(Fault, match="may still run"):
             await stage.run(endless, 0.05)
         assert await asyncio.to_thread(ended.wait, 600)
+
+    asyncio.run(run())
+
+
+def test_it_is_broken_off_though_the_loop_that_asked_has_ended() -> None:
+    """One that spins on takes the turns of everything else in the process, for good."""
+    before = set(threading.enumerate())
+    assert play(Acting(forever), seconds=0.2).status == "timed_out"
+    until(lambda: not set(threading.enumerate()) - before)
+
+
+def test_where_no_thread_can_start_the_loop_breaks_it_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def run() -> None:
+        before = set(threading.enumerate())
+        stage = await Stage.opened(60.0)
+        monkeypatch.setattr(threading.Timer, "start", start)
+        with pytest.raises(Fault, match="took more than"):
+            await stage.run(act, 0.05)
+        await until_async(lambda: not set(threading.enumerate()) - before)
+
+    async def act() -> None:
+        forever()
 
     asyncio.run(run())
 

@@ -1,5 +1,6 @@
 """Worker processes of `suzuri sft`: their files, and what interrupts and kills do."""
 
+import contextlib
 import os
 import pickle
 import re
@@ -21,8 +22,8 @@ CHATS = ROOT / "recipes" / "data" / "chats.jsonl"
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run with two workers that has come to its second step, at the head of its own group."""
-    flags = [f"--train={CHATS}", "--random-weights", "--steps=100000", "--batch_size=2"]
-    flags += ["--data_workers=2", f"--run_dir={tmp_path / 'run'}"]
+    flags = ["--model=tiny", "--random-weights", "--steps=100000", "--batch_size=2"]
+    flags += [f"--train={CHATS}", "--data_workers=2", f"--run_dir={tmp_path / 'run'}"]
     child = subprocess.Popen(
         [sys.executable, "-m", "suzuri", "sft", *flags],
         cwd=ROOT,
@@ -32,11 +33,13 @@ def run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         start_new_session=True,
     )
     lines = tmp_path / "run" / "metrics.jsonl"
-    until(lambda: lines.exists() and lines.read_bytes().count(b"\n") >= 2)
-    yield child
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
-    child.communicate()
+    try:
+        until(lambda: lines.exists() and lines.read_bytes().count(b"\n") >= 2)
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)  # the workers of one that has ended, too
+        child.communicate()
 
 
 def workers(child: subprocess.Popen[str]) -> list[int]:
