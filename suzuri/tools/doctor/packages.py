@@ -31,6 +31,7 @@ PURPOSES = {
     "openai": "tests of the server",
     "schemathesis": "tests of the server",
     "pytest": "tests",
+    "pytest-timeout": "tests that hang end and say where",
     "pytest-xdist": "tests on several cores",
     "triton": "GPU kernels; tests of them without a GPU",
     "pyright": "type checks",
@@ -42,7 +43,7 @@ WATCHED = ("huggingface-hub", "transformers")
 MODULES = {"pillow": "PIL", "pytest-xdist": "xdist"}
 IN_TORCH_CHILD = ("torch", "tml-renderers", "transformers")
 """These load torch; pytorch.py asks for them where it matters."""
-NOT_IMPORTED = ("pyright", "ruff", "pytest", "pytest-xdist", "hypothesis")
+NOT_IMPORTED = ("pyright", "ruff", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 _WHEELS = {("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")}
 """For which (system, processor) tml-renderers publishes wheels."""
 _CHILD = """
