@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -47,20 +48,29 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     left = [thread for thread in threading.enumerate() if thread not in _looked_at]
     _looked_at.update(left)
     end = time.monotonic() + 60
-    while left := [thread for thread in left if _computes(thread)]:
+    while left := _computing(left):
         if time.monotonic() > end:
             pytest.fail(f"left threads that compute: {left}", pytrace=False)
     return found
 
 
-def _computes(thread: threading.Thread) -> bool:
-    """Whether a thread uses a processor at the moment, looking for 20 ms."""
-    if thread is threading.current_thread() or thread.ident is None:
-        return False
-    try:
-        clock = time.pthread_getcpuclockid(thread.ident)
-        before = time.clock_gettime(clock)
+def _computing(threads: list[threading.Thread]) -> list[threading.Thread]:
+    """Those that use a processor at the moment, looking for 20 ms."""
+    threads = [thread for thread in threads if thread is not threading.current_thread()]
+    before = [_nanoseconds(thread) for thread in threads]
+    if threads:
         time.sleep(0.02)
-        return time.clock_gettime(clock) - before > 0.002
-    except OSError:  # it has ended
-        return False
+    return [
+        thread
+        for thread, used in zip(threads, before, strict=True)
+        if _nanoseconds(thread) - used > 2_000_000
+    ]
+
+
+def _nanoseconds(thread: threading.Thread) -> int:
+    """Of processor time; 0 once it has ended, and where the system does not say."""
+    try:
+        text = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text()
+    except OSError:
+        return 0
+    return int(text.split()[0])
