@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Generator
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
-_looked_at: set[threading.Thread] = set()
+_looked_at: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @pytest.hookimpl(wrapper=True)
