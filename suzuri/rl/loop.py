@@ -111,9 +111,12 @@ class Loop:
 
     def _warn_of_faults(self, step: int, groups: Sequence[Played]) -> None:
         for one in (one for group in groups for one in group.trajectories):
-            if one.is_whole or len(self._told) == MOST_WARNINGS:
+            if one.reward is not None or len(self._told) == MOST_WARNINGS:
                 continue
-            fault = f"{one.status}: {(one.error or 'no reason given')[:200]}"
+            reason = one.error or "no reason given"
+            if one.is_whole:
+                reason = "NaN, infinity, a number beyond 1e30 or None was given for it"
+            fault = f"{one.status}: {reason[:200]}"
             if fault not in self._told:
                 self._told.add(fault)
                 log.warning("step %d: an attempt has no reward, %s", step, fault)

@@ -310,6 +310,14 @@ def test_a_batch_of_which_nothing_came_is_a_step_all_the_same(
     assert world.trainer.calls == []
 
 
+def test_rewards_that_are_no_numbers_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Else a run without a single reward ends as if all were well."""
+    lines = World(lambda token: None, steps=2).run()
+    assert [line["answers/without_reward"] for line in lines] == [12, 12]
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert told.startswith("step 1: an attempt has no reward, over: NaN, ")
+
+
 def test_what_no_sample_speaks_of_is_compared_as_well() -> None:
     """Attempts that were masked or have no reward, and the others of a group of which the best is
     learned."""
