@@ -188,6 +188,15 @@ class DecodeGraphs:
         step.replay()
         return step.token_ids_N, step.hidden_ND, step.fields_3N[2], *step.more
 
+    def record(self, forward: Forward, num_rows: int, blocks: int) -> bool:
+        """Records the size that holds such a step ahead; whether it is recorded now."""
+        size = self.key(num_rows, blocks)
+        if size is None:
+            return False
+        if (*size, False) not in self._recorded:
+            self._recorded[*size, False] = self._made(forward, *size)
+        return True
+
     def _made(self, forward: Forward, rows: int, blocks: int) -> Recorded:
         while len(self._recorded) >= self._most:
             self._recorded.popitem(last=False)

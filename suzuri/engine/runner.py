@@ -164,6 +164,12 @@ class Runner:
         batch = decode_batch(fields_3N, blocks, self.page_size, self._tables, layers)
         return batch.token_ids_N, *self._decoded(batch, records)
 
+    @torch.no_grad()
+    def record(self, rows: int, blocks: int = 1) -> bool:
+        """Records decode steps of so many rows ahead, in page tables of `blocks` columns (both are
+        rounded up), and says whether they are recorded now. Changes no state."""
+        return self.graphs is not None and self.graphs.record(self.decode_rows, rows, blocks)
+
     def decode_rows_and_routes(self, fields_3N: Tensor, blocks: int) -> tuple[Tensor, ...]:
         return self.decode_rows(fields_3N, blocks, records=True)
 

@@ -17,6 +17,10 @@ from torch import Tensor
 from suzuri.engine.sampling_params import ResolvedSampling
 from suzuri.engine.transfers import upload
 
+ALIGNMENT = 16
+"""Bytes: Triton compiles a kernel once for pointers that are multiples of it, and once more for
+others."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowState:
@@ -52,7 +56,7 @@ class Part(NamedTuple):
         first, end = bisect_left(self.places, start), bisect_left(self.places, stop)
         if first == end:
             return None
-        values = tuple(value_M[first:end] for value_M in self.values)
+        values = tuple(_aligned(value_M[first:end]) for value_M in self.values)
         return Part(self.places[first:end], self.rows_M[first:end] - start, values)
 
 
@@ -200,10 +204,16 @@ def _upload(
     columns: Sequence[Sequence[int | float]], dtype: torch.dtype, device: torch.device
 ) -> list[Tensor]:
     """Each column as a tensor on the device, all in one copy."""
-    joined = upload([value for column in columns for value in column], device, dtype)
-    parts: list[Tensor] = []
-    start = 0
+    # Each begins on an ALIGNMENT, whatever is before it: kernels are compiled for where they do.
+    step = ALIGNMENT // dtype.itemsize
+    places: list[int] = []
+    values: list[int | float] = []
     for column in columns:
-        parts.append(joined[start : start + len(column)])
-        start += len(column)
-    return parts
+        places.append(len(values))
+        values += [*column, *(0,) * (-len(column) % step)]
+    joined = upload(values, device, dtype)
+    return [joined[i : i + len(column)] for i, column in zip(places, columns, strict=True)]
+
+
+def _aligned(x: Tensor) -> Tensor:
+    return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()
