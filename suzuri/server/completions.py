@@ -21,7 +21,7 @@ from suzuri.server.logprobs import (
 )
 from suzuri.server.schema import MAX_CHOICES, CompletionRequest
 from suzuri.server.service import Service, Work, bound, sampling
-from suzuri.server.streaming import DONE, event_frame
+from suzuri.server.streaming import DONE, counted, event_frame
 from suzuri.server.text_messages import Encode
 
 DEFAULT_TOKENS = 16
@@ -274,6 +274,9 @@ async def completion_chunks(work: Work, body: CompletionRequest) -> AsyncGenerat
                 sample.has_begun = True
                 items += await _first_items(answers, sample)
             items += _items(body, sample, event)
+            if body.counts_in_chunks:
+                written = 0 if body.max_tokens == 0 else len(sample.ids)
+                after = counted(work.num_prompt_of(sample.place), written)
             for item in items:
                 data = encode(item)
                 parts += (before, data, after)
