@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from suzuri.engine.sampler import SLICE, Sampled, Sampler
 from suzuri.engine.sampling_rows import RowState, StepRows, greedy, is_direct
-from suzuri.kernels.draw_tokens import slices
+from suzuri.kernels.draw_tokens import MOST_ROWS, slices
 from suzuri.kernels.matmul import matmul
+from suzuri.model import sizes_workspace
 from tests.engine.sampling import Row, V, assert_same_draw, resolved
 from tests.engine.test_sampler_rows import NoReadBack, mixed_rows
 from tests.kernels.compare import assert_same_bits, generator
@@ -229,6 +230,51 @@ def test_no_tensor_of_all_logits(monkeypatch: pytest.MonkeyPatch):
             sampler.draw(h_SD, unembed_VD, 1.0, step)
         # Weights that the CPU keeps transposed are no logits.
         assert memory.largest <= max(most, unembed_VD.numel()), kinds
+
+
+EVERY = {"logprobs": 20, "sampled_logprobs": True, "top_p": 0.9, "frequency_penalty": 1.0}
+CERTAIN = {"temperature": 0.0, "logprobs": 2, "sampled_logprobs": True, "logit_bias": {1: 2.0}}
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [SCORED, LOOKING, (EVERY,), ({"logprobs": 20}, EVERY | {"logit_bias": {1: 2.0}}, CERTAIN)],
+)
+def test_the_plan_counts_what_is_held(monkeypatch: pytest.MonkeyPatch, kinds: Any):
+    rows, num_ids = 64, 8192
+    monkeypatch.setattr(slices, "BUFFER_BYTES", 4 * SLICE * num_ids)
+    sampler = Sampler(num_ids=num_ids, max_slots=rows, device="cpu")
+    h_SD, unembed_VD = head(rows, num_ids)
+    step = step_of(kinds, rows, sampler)
+    sampler.draw(h_SD, unembed_VD, 1.0, step)  # the head's transposed copy stays
+    with Memory() as memory:
+        sampler.draw(h_SD, unembed_VD, 1.0, step)
+    assert memory.most <= sizes_workspace.LOGIT_COPIES * 4 * SLICE * num_ids + unembed_VD.nbytes
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kinds", [PLAIN, SCORED, LOOKING, (EVERY,), PLAIN + LOOKING])
+def test_the_plan_counts_what_is_held_on_a_gpu(kinds: tuple[dict[str, Any], ...]):
+    """256 rows of Inkling's vocabulary, with a narrow head."""
+    sampler = Sampler(num_ids=200058, max_slots=256, device="cuda")
+    h_SD = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
+    unembed_VD = torch.randn(200058, 256, device="cuda", dtype=torch.bfloat16)
+    step = step_of(kinds, 256, sampler)
+    for _ in range(2):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        sampler.draw(h_SD, unembed_VD, 0.05, step)
+        held = torch.cuda.max_memory_allocated() - before
+        assert held < sizes_workspace.LOGIT_COPIES * slices.BUFFER_BYTES
+    if kinds in (PLAIN, SCORED):
+        assert held < 36 << 20
+
+
+def test_the_plan_knows_the_numbers_of_the_draw():
+    assert sizes_workspace.LOGIT_BUFFER == slices.BUFFER_BYTES
+    assert sizes_workspace.LOGIT_ROWS == SLICE
+    assert (sizes_workspace.DRAW_ROWS, sizes_workspace.DRAW_CHUNK) == (MOST_ROWS, slices.CHUNK)
 
 
 def test_nothing_between_hidden_rows_and_result_waits_for_the_device():
