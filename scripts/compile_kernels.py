@@ -21,6 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from suzuri.kernels.draw_tokens import kernel as draw
+from suzuri.kernels.draw_tokens.draws import Draws
 from suzuri.kernels.grouped_gemm import kernel as grouped
 from suzuri.kernels.matmul import kernel as matmul
 from suzuri.kernels.moe_combine import kernel as combine
@@ -104,6 +106,10 @@ def launch_all() -> None:
     weight = empty(4096, 6144)
     for rows in (1, 64, 512):
         matmul.matmul(empty(rows, 6144), weight, 1.0, torch.bfloat16)
+    head, rows = empty(8192, 6144), torch.arange(8)
+    ask = Draws(empty(8, dtype=torch.float32), rows, rows, rows)
+    draw.draw_tokens(empty(8, 6144), head, None, None, 0.25, 0)
+    draw.draw_tokens(empty(8, 6144), head, ask, rows, 0.25, 0)
     experts, offsets = empty(8, 6144, 6144), torch.arange(0, 72, 8)
     grouped.grouped_gemm(empty(64, 6144), experts, offsets, torch.bfloat16)
     wide = torch.float32

@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from suzuri.kernels.attention_prologue import Scaling, Sequences, State, attention_prologue
 from suzuri.kernels.attention_prologue import cases as attention_prologue_cases
+from suzuri.kernels.draw_tokens import cases as draw_tokens_cases
+from suzuri.kernels.draw_tokens import draw_tokens
 from suzuri.kernels.embedding import cases as embedding_cases
 from suzuri.kernels.embedding import embedding
 from suzuri.kernels.embedding_sum import cases as embedding_sum_cases
@@ -262,6 +264,12 @@ OPS: dict[str, Op] = {
             build=_prologue_case,
             run=lambda given: attention_prologue(**given),
             moved=_prologue_bytes,
+        ),
+        _plain(
+            "draw_tokens",
+            draw_tokens_cases,
+            draw_tokens,
+            flops=lambda given: 2 * given["h_ND"].shape[0] * given["unembed_VD"].numel(),
         ),
         _plain(
             "embedding",
