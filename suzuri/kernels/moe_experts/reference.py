@@ -44,6 +44,18 @@ def with_parts(
     gate_up_EFD: Tensor,
     down_EDF: Tensor,
 ) -> tuple[Tensor, Kept]:
+    y_MD, kept = slot_outputs(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
+    return moe_combine(y_MD, kept.order, weights_NJ, out_dtype=x_ND.dtype), kept
+
+
+def slot_outputs(
+    x_ND: Tensor,
+    experts_NK: Tensor,
+    weights_NJ: Tensor,
+    gate_up_EFD: Tensor,
+    down_EDF: Tensor,
+) -> tuple[Tensor, Kept]:
+    """The sorted outputs of all slots [M, D], not weighted."""
     dtype, wide = x_ND.dtype, exact.at_least_fp32(x_ND.dtype)
     num_experts = gate_up_EFD.shape[0]
     experts_NJ = with_shared(experts_NK, weights_NJ.shape[1], num_experts)
@@ -51,4 +63,4 @@ def with_parts(
     gate_up_MF2 = grouped_gemm(rows_MD, gate_up_EFD, order.offsets_E1, out_dtype=wide)
     hidden_MF = swiglu(gate_up_MF2, out_dtype=dtype)
     y_MD = grouped_gemm(hidden_MF, down_EDF, order.offsets_E1, out_dtype=dtype)
-    return moe_combine(y_MD, order, weights_NJ, out_dtype=dtype), Kept(order, gate_up_MF2)
+    return y_MD, Kept(order, gate_up_MF2)
