@@ -67,8 +67,8 @@ def expert_outputs(
     Arguments and errors as `moe_experts`. Gradients: those of the parts.
     """
     _check(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
-    y_MD, kept = reference.slot_outputs(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
-    return ExpertOutputs(y_MD, kept.order, weights_NJ)
+    y_MD, order = reference.slot_outputs(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
+    return ExpertOutputs(y_MD, order, weights_NJ)
 
 
 def _check(
