@@ -111,7 +111,10 @@ def launch_all() -> None:
     draw.draw_tokens(empty(8, 6144), head, None, None, 0.25, 0)
     draw.draw_tokens(empty(8, 6144), head, ask, rows, 0.25, 0)
     experts, offsets = empty(8, 6144, 6144), torch.arange(0, 72, 8)
-    grouped.grouped_gemm(empty(64, 6144), experts, offsets, torch.bfloat16)
+    for rows in (8, 64, 4096):
+        x, few = empty(rows, 6144), {"order_M": torch.arange(rows), "num_slots": 8}
+        for more in ({}, {"swiglu": True}, {"swiglu": True, **few}):
+            grouped.grouped_gemm(x, experts, offsets, torch.bfloat16, **more)
     wide = torch.float32
     router.router(
         empty(9, 6144), empty(258, 6144), empty(256, dtype=wide), empty(1, dtype=wide), 6, 8.0
