@@ -29,6 +29,7 @@ from suzuri.kernels.moe_combine import kernel as combine
 from suzuri.kernels.moe_permute import kernel as permute
 from suzuri.kernels.paged_attention import kernel as paged
 from suzuri.kernels.relative_attention import kernel as attention
+from suzuri.kernels.residual_norm import kernel as seam
 from suzuri.kernels.rms_norm import kernel as norm
 from suzuri.kernels.router import kernel as router
 from suzuri.kernels.short_conv import kernel as conv
@@ -125,6 +126,9 @@ def launch_all() -> None:
     state, slots = empty(70, 6, 6144), torch.arange(64)
     starts = torch.arange(65)
     conv.short_conv(empty(64, 6144), empty(6144, 4), positions, positions, starts, state, slots)
+    stream, taps, factor = empty(64, 6144), empty(6144, 4), empty(6144)
+    where = (positions, positions, starts)
+    seam.residual_norm(stream, stream, taps, factor, *where, 1e-6, state, slots)
     narrow, heads = empty(64, 6144), empty(64, 64, 128)
     for x, factor in ((narrow, empty(6144)), (heads, empty(128))):
         norm.rms_norm_backward(x, factor, 1e-6, x)

@@ -53,6 +53,8 @@ from suzuri.kernels.random_normal import cases as random_normal_cases
 from suzuri.kernels.random_normal import random_normal
 from suzuri.kernels.relative_attention import cases as relative_attention_cases
 from suzuri.kernels.relative_attention import relative_attention
+from suzuri.kernels.residual_norm import cases as residual_norm_cases
+from suzuri.kernels.residual_norm import residual_norm
 from suzuri.kernels.rms_norm import cases as rms_norm_cases
 from suzuri.kernels.rms_norm import rms_norm
 from suzuri.kernels.router import cases as router_cases
@@ -372,6 +374,7 @@ OPS: dict[str, Op] = {
             flops=_rows_flops,
             free=_free_attention,
         ),
+        _plain("residual_norm", residual_norm_cases, residual_norm),
         _plain(
             "rms_norm",
             rms_norm_cases,
