@@ -288,6 +288,7 @@ def draw(serving: dict[str, Document], target: Path) -> bool:
     """Left each cell's share of its floor, right tokens/s. False without matplotlib or cells."""
     try:
         figures: Any = importlib.import_module("matplotlib.figure")
+        tickers: Any = importlib.import_module("matplotlib.ticker")
     except ImportError:
         return False
     from suzuri.tools.bench.plot import frontier, points_of
@@ -325,6 +326,10 @@ def draw(serving: dict[str, Document], target: Path) -> bool:
             right.plot(per_user, per_gpu, label=f"{series}: {system}", **style)
     right.set(xlabel="tokens/s per user", ylabel="tokens/s per GPU", xscale="log", yscale="log")
     right.legend(fontsize="small")
+    for axis in (right.xaxis, right.yaxis):
+        axis.set_major_locator(tickers.LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(tickers.NullFormatter())
     for axes in (left, right):
         axes.grid(visible=True, which="both", alpha=0.3)
     figure.savefig(target, dpi=110, format="png", metadata={"Software": None})
