@@ -314,6 +314,32 @@ def test_every_chunk_counts_when_asked_to(n: int, more: dict[str, Any]) -> None:
         assert last["usage"]["completion_tokens"] == n * len(TURN)
 
 
+@pytest.mark.parametrize("usage", [None, {"include_usage": True}])
+def test_chunks_of_texts_alone_are_those_that_have_more(usage: dict[str, Any] | None) -> None:
+    """They are made in a shorter way."""
+    fields: dict[str, Any] = {"stream": True, "stream_options": usage, "n": 2, "max_tokens": 99}
+    asked = {"prompt": ["hi", "ho"], **fields}
+    plain = events(post(service(FakeEngine(TURN)), COMPLETIONS, asked).text)
+    more = {**asked, "return_token_ids": True}
+    longer = events(post(service(FakeEngine(TURN)), COMPLETIONS, more).text)
+
+    def shown(chunks: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+        """Of each sample, without what was asked for beyond texts."""
+        found: dict[int, list[dict[str, Any]]] = {}
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                kept = {k: v for k, v in choice.items() if not k.endswith("token_ids")}
+                if kept["text"] or kept["finish_reason"]:
+                    rest = {k: v for k, v in chunk.items() if k not in ("id", "created", "choices")}
+                    found.setdefault(choice["index"], []).append({**rest, **kept})
+        return found
+
+    assert shown(plain) == shown(longer)
+    assert len(shown(plain)[3]) > 5
+    if usage is not None:
+        assert plain[-1]["usage"] == longer[-1]["usage"]
+
+
 def test_tool_choice_none_makes_calls_impossible() -> None:
     """p12: they are masked, and the history keeps its declarations."""
     engine = FakeEngine(TEXT)
