@@ -26,7 +26,7 @@ from suzuri.engine.decode_graphs import (
 from suzuri.engine.plan import Plan, Work
 from suzuri.engine.request import Media
 from suzuri.engine.sampler import SLICE, Sampler, Scores, score
-from suzuri.engine.sampling_rows import RowState, plain
+from suzuri.engine.sampling_rows import RowState, greedy
 from suzuri.engine.transfers import Download, upload
 from suzuri.model.batch import Batch, CacheView, Routes
 from suzuri.model.cache import decoder_attentions
@@ -136,13 +136,12 @@ class Runner:
             last = [end - 1 for work, end in zip(plan.works, ends, strict=True) if work.samples]
             last_SD = hidden_ND[upload(last, self.device)]
             slots_S = upload([work.slot for work in sampling], self.device)
-        logits_SV = self.model.decoder.logits(last_SD)
         if all(_is_plain(work) for work in sampling):
-            rows_S = plain(len(sampling), self.device)
+            rows_S = greedy(len(sampling))
         else:
-            rows_S = self.sampler.rows([self._row_state(work) for work in sampling])
-        sampled = self.sampler.sample(logits_SV, rows_S)
-        self.sampler.count(rows_S, sampled.ids_S)
+            rows_S = self.sampler.step([self._row_state(work) for work in sampling])
+        decoder = self.model.decoder
+        sampled = self.sampler.draw(last_SD, decoder.unembed.weight, decoder.logit_scale, rows_S)
         # Without an answer (-1) the row is about to end; the step that overlaps needs some id.
         self._tables.newest_L[slots_S] = sampled.ids_S.clamp(min=0)
         return Launched(
