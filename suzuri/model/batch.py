@@ -88,6 +88,9 @@ class Batch:
     position 0; with one, at first_positions_S. What ops find out about these tensors they keep for
     as long as the tensors do not change (kernels/kept.py).
 
+    num_rows_1 [1] int64: rows from it on are padding of a step of a fixed size. Experts take none
+    of them; what becomes of them is finite and of no use. For inference alone.
+
     given_experts_LNK [L, N, K] int64, L the layers with experts: ids, rising, to take in place of
     the router's choice; negative: none are given for this row. `routes` is told what each of these
     layers took.
@@ -100,6 +103,7 @@ class Batch:
     media_rows_M: Tensor | None = None
     media_features_MD: Tensor | None = None
     cache: CacheView | None = None
+    num_rows_1: Tensor | None = None
     given_experts_LNK: Tensor | None = None
     routes: Routes | None = None
 
