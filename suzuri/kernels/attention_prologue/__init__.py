@@ -87,6 +87,11 @@ def attention_prologue(
                 qkvr_NX, *weights, *sequences, heads, kv_heads, eps, scaling
             )
             return Fields(*fields)
+    if not is_recorded and not dispatch.use_reference(qkvr_NX) and qkvr_NX.device.type == "cuda":
+        from suzuri.kernels.attention_prologue import kernel
+
+        if kernel.covers(qkvr_NX, *weights, state):
+            return Fields(*kernel.attention_prologue(*given, state))
     # On a GPU too: every part has its kernel, and its gradient.
     return Fields(*reference.attention_prologue(*given, state))
 

@@ -15,6 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from suzuri.kernels import exact
+from suzuri.kernels.short_conv.kernel import (
+    convolved_row,
+    is_packed,
+    remember_begun,
+    rows_behind,
+)
 from suzuri.kernels.triton_math import tree_sum
 
 COVERED = (torch.bfloat16, torch.float32)
@@ -26,17 +32,7 @@ for every tap."""
 
 
 @triton.jit
-def _packed_taps(weight, column, inside, PACKED: tl.constexpr):
-    """The four bf16 taps of each channel as one integer, oldest lowest; nothing if not PACKED."""
-    if PACKED:
-        taps = tl.load(weight.to(tl.pointer_type(tl.int64)) + column, mask=inside, other=0)
-    else:
-        taps = column
-    return taps
-
-
-@triton.jit
-def mixed(
+def _mixed(
     y,
     h,
     weight,
@@ -59,38 +55,30 @@ def mixed(
     RING: tl.constexpr,
     PACKED: tl.constexpr,
 ):
-    """The stream's new row [C] in fp32, rounded to its dtype: as short_conv's `_convolved` and a
-    sum. `row`, `index` (in its sequence), `position` and `slot` are numbers; `own` [C] is the
-    convolution's input of this row."""
-    inside = column < WIDTH
-    stream = tl.load(h + row * h_row + column, mask=inside, other=0.0)
-    packed = _packed_taps(weight, column, inside, PACKED)
-    for step in tl.static_range(TAPS):
-        back = TAPS - 1 - step
-        if PACKED:
-            tap = (((packed >> (16 * step)) & 0xFFFF).to(tl.int32) << 16).to(
-                tl.float32, bitcast=True
-            )
-        else:
-            tap_at = weight + column * weight_channel + step * weight_tap
-            tap = tl.load(tap_at, mask=inside, other=0.0).to(tl.float32)
-        if back == 0:
-            value = own.to(tl.float32)
-        else:
-            in_batch = column < tl.where(index >= back, WIDTH, 0)
-            value = tl.load(y + (row - back) * y_row + column, mask=in_batch, other=0.0)
-            if RING > 0:
-                is_seen = (index < back) & (position >= back) & (slot >= 0)
-                in_ring = column < tl.where(is_seen, WIDTH, 0)
-                kept_at = state + slot * state_slot + ((position - back) % RING) * state_row
-                kept = tl.load(kept_at + column * state_channel, mask=in_ring, other=0.0)
-                value = tl.where(in_ring, kept, value)
-            value = value.to(tl.float32)
-        if step == 0:
-            total = tap * value
-        else:
-            total = total + tap * value
-    total = (total + own.to(tl.float32)).to(own.dtype).to(tl.float32)
+    """The stream's new row [C] in fp32, rounded to its dtype."""
+    stream = tl.load(h + row * h_row + column, mask=column < WIDTH, other=0.0)
+    total = convolved_row(
+        y,
+        weight,
+        state,
+        row,
+        index,
+        position,
+        slot,
+        own,
+        column,
+        y_row,
+        weight_channel,
+        weight_tap,
+        state_slot,
+        state_row,
+        state_channel,
+        WIDTH,
+        TAPS,
+        RING,
+        PACKED,
+    )
+    total = total.to(own.dtype).to(tl.float32)
     return (stream.to(tl.float32) + total).to(stream.dtype).to(tl.float32)
 
 
@@ -158,7 +146,7 @@ def _row(
         slot = tl.load(slots + sequence)
         is_written = is_row & ((start >= first) | (index >= TAPS - 1))
     end = tl.where(is_written, WIDTH, 0)
-    value = mixed(
+    value = _mixed(
         y,
         h,
         weight,
@@ -187,7 +175,7 @@ def _row(
     if SECOND > 0:
         later = FIRST + tl.arange(0, SECOND)
         second_own = tl.load(y + row * y_row + later, mask=later < WIDTH, other=0.0)
-        second = mixed(
+        second = _mixed(
             y,
             h,
             weight,
@@ -216,28 +204,6 @@ def _row(
     put_normed(value, scale, norm, out, row, end, column, norm_stride, WIDTH)
     if SECOND > 0:
         put_normed(second, scale, norm, out, row, end, later, norm_stride, WIDTH)
-
-
-@triton.jit
-def _remember(
-    y,
-    state,
-    positions,
-    source,
-    slot,
-    column,
-    y_row,
-    state_slot,
-    state_row,
-    state_channel,
-    WIDTH: tl.constexpr,
-    RING: tl.constexpr,
-):
-    """Writes one input to its place in the ring."""
-    inside = column < WIDTH
-    value = tl.load(y + source * y_row + column, mask=inside)
-    at = state + slot * state_slot + (tl.load(positions + source) % RING) * state_row
-    tl.store(at + column * state_channel, value, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -305,12 +271,7 @@ def _kernel(
             PACKED,
         )
     if RING > 0 and TAPS > 2:
-        # Rows behind the tile that see the ring of a sequence that began in it.
-        sequence = tl.load(seq_ids + tl.minimum(first + TILE, num_rows) - 1)
-        start = tl.load(seq_starts + sequence)
-        stop = tl.minimum(start + (TAPS - 1), tl.load(seq_starts + sequence + 1))
-        more = tl.where(start >= first, stop - first - TILE, 0)
-        for i in range(more.to(tl.int32)):
+        for i in range(rows_behind(seq_ids, seq_starts, first, num_rows, TILE, TAPS)):
             _row(
                 y,
                 h,
@@ -345,43 +306,43 @@ def _kernel(
     if RING > 0:
         # Everything is read before anything is overwritten.
         tl.debug_barrier()
-        for i in range(TILE):
-            row = tl.minimum(first + i, num_rows - 1)
-            sequence = tl.load(seq_ids + row)
-            start, end = tl.load(seq_starts + sequence), tl.load(seq_starts + sequence + 1)
-            slot = tl.load(slots + sequence)
-            begin = tl.maximum(start, end - RING)
-            is_mine = (first + i == start) & (slot >= 0)
-            for j in range(tl.where(is_mine, end - begin, 0).to(tl.int32)):
-                _remember(
-                    y,
-                    state,
-                    positions,
-                    begin + j,
-                    slot,
-                    tl.arange(0, FIRST),
-                    y_row,
-                    state_slot,
-                    state_row,
-                    state_channel,
-                    WIDTH,
-                    RING,
-                )
-                if SECOND > 0:
-                    _remember(
-                        y,
-                        state,
-                        positions,
-                        begin + j,
-                        slot,
-                        FIRST + tl.arange(0, SECOND),
-                        y_row,
-                        state_slot,
-                        state_row,
-                        state_channel,
-                        WIDTH,
-                        RING,
-                    )
+        remember_begun(
+            y,
+            positions,
+            seq_ids,
+            seq_starts,
+            state,
+            slots,
+            first,
+            num_rows,
+            tl.arange(0, FIRST),
+            y_row,
+            state_slot,
+            state_row,
+            state_channel,
+            WIDTH,
+            RING,
+            TILE,
+        )
+        if SECOND > 0:
+            remember_begun(
+                y,
+                positions,
+                seq_ids,
+                seq_starts,
+                state,
+                slots,
+                first,
+                num_rows,
+                FIRST + tl.arange(0, SECOND),
+                y_row,
+                state_slot,
+                state_row,
+                state_channel,
+                WIDTH,
+                RING,
+                TILE,
+            )
 
 
 def chunks_of(width: int) -> tuple[int, int]:
@@ -396,13 +357,6 @@ def covers(y_ND: Tensor, h_ND: Tensor, conv_DK: Tensor, norm_D: Tensor) -> bool:
     same = {x.dtype for x in (y_ND, h_ND, conv_DK, norm_D)}
     is_covered = len(same) == 1 and same <= set(COVERED)
     return is_covered and 0 < y_ND.shape[1] <= MOST and conv_DK.shape[1] > 0
-
-
-def is_packed(conv_DK: Tensor) -> bool:
-    """Whether the four taps of a channel can be read as one integer."""
-    if conv_DK.dtype != torch.bfloat16 or conv_DK.shape[1] != 4 or not conv_DK.is_contiguous():
-        return False
-    return conv_DK.storage_offset() % 4 == 0
 
 
 def residual_norm(
