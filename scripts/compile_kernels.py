@@ -108,7 +108,10 @@ def launch_all() -> None:
     for rows in (1, 64, 512):
         matmul.matmul(empty(rows, 6144), weight, 1.0, torch.bfloat16)
     experts, offsets = empty(8, 6144, 6144), torch.arange(0, 72, 8)
-    grouped.grouped_gemm(empty(64, 6144), experts, offsets, torch.bfloat16)
+    for rows in (8, 64, 4096):
+        x, few = empty(rows, 6144), {"order_M": torch.arange(rows), "num_slots": 8}
+        for more in ({}, {"swiglu": True}, {"swiglu": True, **few}):
+            grouped.grouped_gemm(x, experts, offsets, torch.bfloat16, **more)
     wide = torch.float32
     router.router(
         empty(9, 6144), empty(258, 6144), empty(256, dtype=wide), empty(1, dtype=wide), 6, 8.0
