@@ -125,6 +125,10 @@ def launch_all() -> None:
     stream, taps, factor = empty(64, 6144), empty(6144, 4), empty(6144)
     where = (positions, positions, starts)
     seam.residual_norm(stream, stream, taps, factor, *where, 1e-6, state, slots)
+    alone = (stream, taps, factor, positions, 1e-6, state, slots)
+    seam.single_rows(stream, None, None, *alone)
+    of_experts = (empty(512, 6144), torch.arange(512), empty(64, 8, dtype=wide))
+    seam.single_rows(*of_experts, *alone)
     for kv_heads, scaling in ((8, Scaling(128_000.0, 0.1)), (16, None)):
         kv = 2 * kv_heads * 128
         pages = empty(8, 128, kv_heads, 128)

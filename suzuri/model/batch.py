@@ -88,6 +88,8 @@ class Batch:
     position 0; with one, at first_positions_S. What ops find out about these tensors they keep for
     as long as the tensors do not change (kernels/kept.py).
 
+    single_rows: every sequence has exactly one row, as in decoding (the host knows).
+
     given_experts_LNK [L, N, K] int64, L the layers with experts: ids, rising, to take in place of
     the router's choice; negative: none are given for this row. `routes` is told what each of these
     layers took.
@@ -100,6 +102,7 @@ class Batch:
     media_rows_M: Tensor | None = None
     media_features_MD: Tensor | None = None
     cache: CacheView | None = None
+    single_rows: bool = False
     given_experts_LNK: Tensor | None = None
     routes: Routes | None = None
 
@@ -161,6 +164,7 @@ def pack(
         media_rows_M=tensor(_media_rows(media, lengths, starts_S1)) if media else None,
         media_features_MD=torch.cat([features for _, _, features in media]) if media else None,
         cache=cache,
+        single_rows=all(length == 1 for length in lengths),
     )
 
 

@@ -125,6 +125,10 @@ def check(given: Arguments, memory: dict[str, Tensor], scaling: Scaling | None) 
         with nan_filled():
             found = joined(given, scaling, state, **options)
         assert_all_same((*found, *state), (*expected, *expected_state), str(options))
+        if len(state.conv_slots_S) == len(given["qkvr_NX"]):
+            state = State(**{name: x.clone() for name, x in memory.items()})
+            found = joined(given, scaling, state, **options, single_rows=True)
+            assert_all_same((*found, *state), (*expected, *expected_state), "single rows")
 
 
 @devices

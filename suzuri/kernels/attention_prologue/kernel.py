@@ -150,14 +150,20 @@ def _keys_values(
     RING: tl.constexpr,
     HAS_STATE: tl.constexpr,
     PACKED: tl.constexpr,
+    IS_SINGLE: tl.constexpr,
 ):
-    """One row. Nothing is written if it sees a ring that the program before has."""
+    """One row. Nothing is written if it sees a ring that the program before has. IS_SINGLE: it is
+    alone in its sequence, and writes the ring too."""
     column = _columns(group, HEADS, CHANNELS, WIDTH)
-    is_written = row < num_rows
+    is_row = row < num_rows
+    is_written = is_row
     row = tl.minimum(row, num_rows - 1)
     own = tl.load(x + row * x_row + column, mask=column < WIDTH, other=0.0)
-    sequence = tl.load(seq_ids + row)
-    start = tl.load(seq_starts + sequence)
+    sequence = row
+    start = row
+    if not IS_SINGLE:
+        sequence = tl.load(seq_ids + row)
+        start = tl.load(seq_starts + sequence)
     index = row - start
     position = index
     slot = index
@@ -189,6 +195,7 @@ def _keys_values(
         TAPS,
         RING,
         PACKED,
+        IS_SINGLE,
     ).to(own.dtype)
     channel = tl.arange(0, column.shape[1])
     key = _normed(total.to(tl.float32), norm, eps, channel, norm_stride, CHANNELS).to(own.dtype)
@@ -201,6 +208,12 @@ def _keys_values(
     tl.store(keys + begin + key_at, key, mask=column < tl.where(is_written, half, 0))
     is_value = (column >= half) & (column < tl.where(is_written, WIDTH, 0))
     tl.store(values + begin + value_at, total, mask=is_value)
+    if IS_SINGLE:
+        # Everything is read before anything is overwritten.
+        tl.debug_barrier()
+        kept_at = state + slot * state_slot + (position % RING) * state_row
+        is_kept = column < tl.where(is_row & (slot >= 0), WIDTH, 0)
+        tl.store(kept_at + column * state_channel, own, mask=is_kept)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -251,12 +264,13 @@ def _kernel(
     HAS_STATE: tl.constexpr,
     IS_SCALED: tl.constexpr,
     PACKED: tl.constexpr,
+    IS_SINGLE: tl.constexpr,
 ):
     first = tl.program_id(0).to(tl.int64) * TILE
     group = tl.program_id(1)
     if group < KV_GROUPS:
         more = 0
-        if RING > 0 and TAPS > 2:
+        if RING > 0 and TAPS > 2 and not IS_SINGLE:
             more = rows_behind(seq_ids, seq_starts, first, num_rows, TILE, TAPS)
             more = tl.maximum(more, 0)
         for i in range(TILE + more):
@@ -296,8 +310,9 @@ def _kernel(
                 RING,
                 HAS_STATE,
                 PACKED,
+                IS_SINGLE,
             )
-        if RING > 0:
+        if RING > 0 and not IS_SINGLE:
             # Everything is read before anything is overwritten.
             tl.debug_barrier()
             remember_begun(
@@ -383,6 +398,7 @@ def attention_prologue(
     scaling: tuple[float, float, int] | None,
     state: Any,
     *,
+    single_rows: bool = False,
     elements: int = ELEMENTS,
     rows: int | None = None,
     num_warps: int = 4,
@@ -454,6 +470,7 @@ def attention_prologue(
         HAS_STATE=state is not None,
         IS_SCALED=scaling is not None,
         PACKED=is_packed(conv_CK),
+        IS_SINGLE=single_rows and ring > 0,
         num_warps=num_warps,
         enable_fp_fusion=False,  # products are rounded before they are added
     )

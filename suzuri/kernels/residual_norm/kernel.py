@@ -3,6 +3,9 @@
 New inputs overwrite ring rows that the first rows of the same sequence may still need. So whoever
 has the first row of a sequence also has all that see the ring, and writes the ring after them.
 
+Where every sequence has one row, as in decoding, a program has one too, and what it adds may be the
+outputs of experts: their weighted sum is then made here, as moe_combine makes it.
+
 The sum of squares is that of rms_norm's kernel: chunks of exact.FOLD columns, each a tree.
 """
 
@@ -54,6 +57,7 @@ def _mixed(
     TAPS: tl.constexpr,
     RING: tl.constexpr,
     PACKED: tl.constexpr,
+    IS_SINGLE: tl.constexpr,
 ):
     """The stream's new row [C] in fp32, rounded to its dtype."""
     stream = tl.load(h + row * h_row + column, mask=column < WIDTH, other=0.0)
@@ -77,6 +81,7 @@ def _mixed(
         TAPS,
         RING,
         PACKED,
+        IS_SINGLE,
     )
     total = total.to(own.dtype).to(tl.float32)
     return (stream.to(tl.float32) + total).to(stream.dtype).to(tl.float32)
@@ -168,6 +173,7 @@ def _row(
         TAPS,
         RING,
         PACKED,
+        False,
     )
     total = squares(value)
     at = stream + row * WIDTH
@@ -197,6 +203,7 @@ def _row(
             TAPS,
             RING,
             PACKED,
+            False,
         )
         total = total + squares(second)
         tl.store(at + later, second.to(stream.dtype.element_ty), mask=later < end)
@@ -345,6 +352,130 @@ def _kernel(
             )
 
 
+@triton.jit
+def _own(y, inverse, weights, row, column, y_row, WIDTH: tl.constexpr, SLOTS: tl.constexpr):
+    """The convolution's input [C] of a row: y, or with SLOTS the weighted sum of the row's slots,
+    rounded."""
+    inside = column < WIDTH
+    if SLOTS == 0:
+        own = tl.load(y + row * y_row + column, mask=inside, other=0.0)
+    else:
+        total = tl.zeros((column.shape[0],), dtype=tl.float32)
+        for slot in tl.static_range(SLOTS):
+            source = tl.load(inverse + row * SLOTS + slot)
+            weight = tl.load(weights + row * SLOTS + slot)
+            value = tl.load(y + source * y_row + column, mask=inside, other=0.0).to(tl.float32)
+            # The first product stands alone: 0 + -0 would lose its sign.
+            total = weight * value if slot == 0 else total + weight * value
+        own = total.to(y.dtype.element_ty)
+    return own
+
+
+@triton.jit
+def _single_kernel(
+    y,
+    inverse,
+    weights,
+    h,
+    weight,
+    norm,
+    positions,
+    state,
+    slots,
+    stream,
+    out,
+    eps,
+    y_row,
+    h_row,
+    weight_channel,
+    weight_tap,
+    norm_stride,
+    state_slot,
+    state_row,
+    state_channel,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    TAPS: tl.constexpr,
+    RING: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions + row)
+    slot = tl.load(slots + row)
+    index = row * 0
+    column = tl.arange(0, FIRST)
+    own = _own(y, inverse, weights, row, column, y_row, WIDTH, SLOTS)
+    value = _mixed(
+        y,
+        h,
+        weight,
+        state,
+        row,
+        index,
+        position,
+        slot,
+        own,
+        column,
+        y_row,
+        h_row,
+        weight_channel,
+        weight_tap,
+        state_slot,
+        state_row,
+        state_channel,
+        WIDTH,
+        TAPS,
+        RING,
+        PACKED,
+        True,
+    )
+    if SECOND > 0:
+        later = FIRST + tl.arange(0, SECOND)
+        second_own = _own(y, inverse, weights, row, later, y_row, WIDTH, SLOTS)
+        second = _mixed(
+            y,
+            h,
+            weight,
+            state,
+            row,
+            index,
+            position,
+            slot,
+            second_own,
+            later,
+            y_row,
+            h_row,
+            weight_channel,
+            weight_tap,
+            state_slot,
+            state_row,
+            state_channel,
+            WIDTH,
+            TAPS,
+            RING,
+            PACKED,
+            True,
+        )
+    # Everything is read before anything is overwritten.
+    tl.debug_barrier()
+    kept_at = state + slot * state_slot + (position % RING) * state_row
+    end = tl.where(slot >= 0, WIDTH, 0)
+    tl.store(kept_at + column * state_channel, own, mask=column < end)
+    total = squares(value)
+    at = stream + row * WIDTH
+    tl.store(at + column, value.to(stream.dtype.element_ty), mask=column < WIDTH)
+    if SECOND > 0:
+        tl.store(kept_at + later * state_channel, second_own, mask=later < end)
+        tl.store(at + later, second.to(stream.dtype.element_ty), mask=later < WIDTH)
+        total = total + squares(second)
+    scale = tl.rsqrt(tl.div_rn(total, WIDTH * 1.0) + eps)
+    put_normed(value, scale, norm, out, row, WIDTH, column, norm_stride, WIDTH)
+    if SECOND > 0:
+        put_normed(second, scale, norm, out, row, WIDTH, later, norm_stride, WIDTH)
+
+
 def chunks_of(width: int) -> tuple[int, int]:
     """Columns of the first and of the second chunk of a row (0: there is none)."""
     second = width - exact.FOLD
@@ -415,5 +546,59 @@ def residual_norm(
         PACKED=is_packed(conv_DK),
         num_warps=num_warps or (8 if width > 1024 else 4),
         enable_fp_fusion=False,  # products are rounded before they are added
+    )
+    return stream_ND, out_ND
+
+
+def single_rows(
+    y_XD: Tensor,
+    inverse_M: Tensor | None,
+    weights_NJ: Tensor | None,
+    h_ND: Tensor,
+    conv_DK: Tensor,
+    norm_D: Tensor,
+    positions_N: Tensor,
+    eps: float,
+    state_LRC: Tensor,
+    slots_S: Tensor,
+    *,
+    num_warps: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Of sequences of one row each. y_XD: what is added [N, D]; with `inverse_M` and `weights_NJ`
+    (of moe_combine) the outputs of experts [N * J, D]. The ring has a row at least."""
+    num_rows, width = h_ND.shape
+    stream_ND, out_ND = h_ND.new_empty(h_ND.shape), h_ND.new_empty(h_ND.shape)
+    if not num_rows:
+        return stream_ND, out_ND
+    y_XD, h_ND = (x if x.stride(1) == 1 else x.contiguous() for x in (y_XD, h_ND))
+    first, second = chunks_of(width)
+    has_slots = inverse_M is not None and weights_NJ is not None
+    _single_kernel[(num_rows,)](
+        y_XD,
+        inverse_M.contiguous() if has_slots else positions_N,  # not looked at without slots
+        weights_NJ.contiguous() if has_slots else y_XD,
+        h_ND,
+        conv_DK,
+        norm_D,
+        positions_N.contiguous(),
+        state_LRC,
+        slots_S.contiguous(),
+        stream_ND,
+        out_ND,
+        float(eps),
+        y_XD.stride(0),
+        h_ND.stride(0),
+        *conv_DK.stride(),
+        norm_D.stride(0),
+        *state_LRC.stride(),
+        WIDTH=width,
+        FIRST=first,
+        SECOND=second,
+        TAPS=conv_DK.shape[1],
+        RING=state_LRC.shape[1],
+        SLOTS=weights_NJ.shape[1] if has_slots else 0,
+        PACKED=is_packed(conv_DK),
+        num_warps=num_warps or (8 if width > 1024 else 4),
+        enable_fp_fusion=False,
     )
     return stream_ND, out_ND

@@ -117,11 +117,13 @@ def convolved_row(
     TAPS: tl.constexpr,
     RING: tl.constexpr,
     PACKED: tl.constexpr,
+    IS_SINGLE: tl.constexpr,
 ):
     """As `_convolved`, of one row: outputs in fp32, a tile of the shape of `channel`.
 
     row of the batch, index in its sequence, position and slot are numbers; `own`: the inputs of
-    this row; channels from WIDTH on are left out. PACKED: see `is_packed`.
+    this row; channels from WIDTH on are left out. PACKED: see `is_packed`. IS_SINGLE: the row is
+    alone in its sequence, and there is a ring.
     """
     inside = channel < WIDTH
     taps = channel
@@ -138,14 +140,16 @@ def convolved_row(
         if back == 0:
             value = own.to(tl.float32)
         else:
-            in_batch = channel < tl.where(index >= back, WIDTH, 0)
-            value = tl.load(x + (row - back) * x_row + channel, mask=in_batch, other=0.0)
+            value = own
+            if not IS_SINGLE:
+                in_batch = channel < tl.where(index >= back, WIDTH, 0)
+                value = tl.load(x + (row - back) * x_row + channel, mask=in_batch, other=0.0)
             if RING > 0:
                 is_seen = (index < back) & (position >= back) & (slot >= 0)
                 in_ring = channel < tl.where(is_seen, WIDTH, 0)
                 kept_at = state + slot * state_slot + ((position - back) % RING) * state_row
                 kept = tl.load(kept_at + channel * state_channel, mask=in_ring, other=0.0)
-                value = tl.where(in_ring, kept, value)
+                value = kept if IS_SINGLE else tl.where(in_ring, kept, value)
             value = value.to(tl.float32)
         if step == 0:
             total = tap * value
