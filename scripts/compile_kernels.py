@@ -147,7 +147,11 @@ def launch_all() -> None:
     )
     grouped.of_inputs(empty(64, 6144), experts, offsets)
     grouped.of_weights(empty(64, 3072), narrow, offsets)
-    permute.moe_permute(empty(9, 6144), torch.zeros(9, 8, dtype=torch.int64), 258)
+    for tokens in (9, 1024):
+        chosen, rows = torch.zeros(tokens, 6, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+        given = {"num_slots": 8, "num_rows_1": rows}
+        permute.moe_permute(empty(tokens, 6144), chosen, 258, num_slots=8)
+        permute.moe_permute(None, chosen, 258, **given)
     order = torch.arange(72)
     combine.moe_combine(empty(72, 6144), order, empty(9, 8, dtype=wide), torch.bfloat16)
 

@@ -89,6 +89,8 @@ class Batch:
     as long as the tensors do not change (kernels/kept.py).
 
     single_rows: every sequence has exactly one row, as in decoding (the host knows).
+    num_rows_1 [1] int64: rows from it on are padding of a step of a fixed size. Experts take none
+    of them; what becomes of them is finite and of no use. For inference alone.
 
     given_experts_LNK [L, N, K] int64, L the layers with experts: ids, rising, to take in place of
     the router's choice; negative: none are given for this row. `routes` is told what each of these
@@ -103,6 +105,7 @@ class Batch:
     media_features_MD: Tensor | None = None
     cache: CacheView | None = None
     single_rows: bool = False
+    num_rows_1: Tensor | None = None
     given_experts_LNK: Tensor | None = None
     routes: Routes | None = None
 

@@ -85,12 +85,12 @@ class MoE(nn.Module):
 
     def forward(self, x_ND: Tensor, *, batch: Batch | None = None) -> Tensor:
         """`batch` says which experts to take, and who wants to know."""
-        return moe_experts(*self._given(x_ND, batch))
+        return moe_experts(*self._given(x_ND, batch), num_rows_1=_num_rows(batch))
 
     def outputs(self, x_ND: Tensor, *, batch: Batch | None = None) -> ExpertOutputs:
         """As `forward`, without its weighted sum: for a caller that combines in an op of its
         own."""
-        return expert_outputs(*self._given(x_ND, batch))
+        return expert_outputs(*self._given(x_ND, batch), num_rows_1=_num_rows(batch))
 
     def _given(self, x_ND: Tensor, batch: Batch | None) -> tuple[Tensor, ...]:
         """Arguments of both."""
@@ -102,6 +102,10 @@ class MoE(nn.Module):
         gate_up_EFD = _all_experts(self.routed_gate_up, self.gate_up)
         down_EDF = _all_experts(self.routed_down, self.down)
         return x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF
+
+
+def _num_rows(batch: Batch | None) -> Tensor | None:
+    return None if batch is None else batch.num_rows_1
 
 
 def _all_experts(routed: Nvfp4Experts | None, held: Tensor) -> Tensor:

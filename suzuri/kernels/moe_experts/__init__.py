@@ -29,6 +29,8 @@ def moe_experts(
     weights_NJ: Tensor,
     gate_up_EFD: Tensor,
     down_EDF: Tensor,
+    *,
+    num_rows_1: Tensor | None = None,
 ) -> Tensor:
     """out[n] = sum_j weights[n, j] * expert(id[n, j])(x[n]), j ascending; [N, D].
 
@@ -37,10 +39,17 @@ def moe_experts(
     interleaved rows, down_EDF [E, D, F], dtype of x. By definition the composition of
     `moe_permute`, `grouped_gemm` (fp32 out), `swiglu`, `grouped_gemm` and `moe_combine`, with the
     roundings of each. Gradients: all floating inputs.
+
+    Rows from num_rows_1 [1] int64 on, which stays on the device, are padding: no expert's weights
+    are read for them and their outputs are zeros. With a gradient: ValueError.
     """
     _check(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
     given = (x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
     numbers = (x_ND, weights_NJ, gate_up_EFD, down_EDF)
+    if num_rows_1 is not None:
+        if exact.records_gradient(*numbers):
+            raise ValueError("moe_experts: rows of padding have no gradient")
+        return reference.moe_experts(*given, num_rows_1)
     if exact.records_gradient(*numbers) and not dispatch.is_forced():
         from suzuri.kernels.moe_experts import gradient
 
@@ -60,14 +69,18 @@ def expert_outputs(
     weights_NJ: Tensor,
     gate_up_EFD: Tensor,
     down_EDF: Tensor,
+    *,
+    num_rows_1: Tensor | None = None,
 ) -> ExpertOutputs:
     """`moe_experts` without its sum: moe_combine(y_MD, permutation, weights_NJ, out_dtype=dtype of
     x) of what comes back has its bits. For callers that combine in an op of their own.
 
-    Arguments and errors as `moe_experts`. Gradients: those of the parts.
+    Arguments and errors as `moe_experts`; slots of padding have zeros in y_MD. Gradients: those of
+    the parts.
     """
     _check(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
-    y_MD, order = reference.slot_outputs(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
+    given = (x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF, num_rows_1)
+    y_MD, order = reference.slot_outputs(*given)
     return ExpertOutputs(y_MD, order, weights_NJ)
 
 

@@ -16,7 +16,7 @@ from suzuri.kernels import dispatch, exact
 from suzuri.kernels.grouped_gemm import grouped_gemm
 from suzuri.kernels.grouped_gemm.gradient import of_inputs, of_weights
 from suzuri.kernels.moe_experts import moe_experts
-from suzuri.kernels.moe_experts.reference import with_parts, with_shared
+from suzuri.kernels.moe_experts.reference import with_parts
 from suzuri.kernels.moe_permute import Permutation, moe_permute
 from suzuri.kernels.moe_permute.gradient import sum_slots
 
@@ -50,8 +50,7 @@ class MoeExperts(torch.autograd.Function):
             order, gate_up_MF2 = Permutation(*parts[:3]), parts[3]
             rows_MD = x_ND.index_select(0, order.order_M // slots)
         else:
-            experts_NJ = with_shared(experts_NK, slots, num_experts)
-            rows_MD, order = moe_permute(x_ND, experts_NJ, num_experts=num_experts)
+            rows_MD, order = moe_permute(x_ND, experts_NK, num_experts=num_experts, num_slots=slots)
             wide = exact.at_least_fp32(x_ND.dtype)
             gate_up_MF2 = grouped_gemm(rows_MD, gate_up_EFD, order.offsets_E1, out_dtype=wide)
         offsets_E1 = order.offsets_E1

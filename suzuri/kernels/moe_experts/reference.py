@@ -1,22 +1,17 @@
 """The parts, one after the other."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from suzuri.kernels import exact
 from suzuri.kernels.grouped_gemm import grouped_gemm
 from suzuri.kernels.moe_combine import moe_combine
-from suzuri.kernels.moe_permute import Permutation, moe_permute
+from suzuri.kernels.moe_permute import Permutation, moe_permute, sort_slots
 from suzuri.kernels.swiglu import swiglu
 
-
-def with_shared(experts_NK: Tensor, num_slots: int, num_experts: int) -> Tensor:
-    """The chosen ids and those of the shared experts, which are the last ones: [N, num_slots]."""
-    num_shared = num_slots - experts_NK.shape[1]
-    shared_S = torch.arange(num_experts - num_shared, num_experts, device=experts_NK.device)
-    return torch.cat([experts_NK, shared_S.expand(experts_NK.shape[0], -1)], 1)
+GATHERED = 96
+"""Slots up to which their rows are read where the tokens are: less than this is sorted at once."""
 
 
 class Kept(NamedTuple):
@@ -33,8 +28,10 @@ def moe_experts(
     weights_NJ: Tensor,
     gate_up_EFD: Tensor,
     down_EDF: Tensor,
+    num_rows_1: Tensor | None = None,
 ) -> Tensor:
-    y_MD, order = slot_outputs(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
+    given = (x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF, num_rows_1)
+    y_MD, order = slot_outputs(*given)
     return moe_combine(y_MD, order, weights_NJ, out_dtype=x_ND.dtype)
 
 
@@ -44,15 +41,24 @@ def slot_outputs(
     weights_NJ: Tensor,
     gate_up_EFD: Tensor,
     down_EDF: Tensor,
+    num_rows_1: Tensor | None = None,
 ) -> tuple[Tensor, Permutation]:
     """The sorted outputs of all slots [M, D], not weighted. Gate and up of a slot never leave the
     product's kernel."""
-    num_experts = gate_up_EFD.shape[0]
-    experts_NJ = with_shared(experts_NK, weights_NJ.shape[1], num_experts)
-    rows_MD, order = moe_permute(x_ND, experts_NJ, num_experts=num_experts)
-    dtype, offsets_E1 = x_ND.dtype, order.offsets_E1
-    hidden_MF = grouped_gemm(rows_MD, gate_up_EFD, offsets_E1, out_dtype=dtype, swiglu=True)
-    return grouped_gemm(hidden_MF, down_EDF, offsets_E1, out_dtype=dtype), order
+    dtype, num_slots = x_ND.dtype, weights_NJ.shape[1]
+    slots: dict[str, Any] = {
+        "num_experts": gate_up_EFD.shape[0],
+        "num_slots": num_slots,
+        "num_rows_1": num_rows_1,
+    }
+    hidden: dict[str, Any] = {"out_dtype": dtype, "swiglu": True}
+    if weights_NJ.numel() <= GATHERED and not exact.records_gradient(x_ND):
+        order = sort_slots(x_ND, experts_NK, **slots)
+        rows, hidden = x_ND, hidden | {"order_M": order.order_M, "num_slots": num_slots}
+    else:
+        rows, order = moe_permute(x_ND, experts_NK, **slots)
+    hidden_MF = grouped_gemm(rows, gate_up_EFD, order.offsets_E1, **hidden)
+    return grouped_gemm(hidden_MF, down_EDF, order.offsets_E1, out_dtype=dtype), order
 
 
 def with_parts(
@@ -64,9 +70,8 @@ def with_parts(
 ) -> tuple[Tensor, Kept]:
     """`moe_experts` part by part, and what its gradient wants to have."""
     dtype, wide = x_ND.dtype, exact.at_least_fp32(x_ND.dtype)
-    num_experts = gate_up_EFD.shape[0]
-    experts_NJ = with_shared(experts_NK, weights_NJ.shape[1], num_experts)
-    rows_MD, order = moe_permute(x_ND, experts_NJ, num_experts=num_experts)
+    num_experts, num_slots = gate_up_EFD.shape[0], weights_NJ.shape[1]
+    rows_MD, order = moe_permute(x_ND, experts_NK, num_experts=num_experts, num_slots=num_slots)
     gate_up_MF2 = grouped_gemm(rows_MD, gate_up_EFD, order.offsets_E1, out_dtype=wide)
     hidden_MF = swiglu(gate_up_MF2, out_dtype=dtype)
     y_MD = grouped_gemm(hidden_MF, down_EDF, order.offsets_E1, out_dtype=dtype)

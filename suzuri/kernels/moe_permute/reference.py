@@ -38,6 +38,22 @@ class _CopyRows(torch.autograd.Function):
         return total_ND.to(grads[0].dtype), None
 
 
+def all_slots(
+    experts_NK: Tensor, num_slots: int, num_experts: int, num_rows_1: Tensor | None = None
+) -> Tensor:
+    """The chosen ids and those of the shared experts, which are the last ones, [N, num_slots];
+    num_experts in the rows from num_rows on."""
+    num_shared = num_slots - experts_NK.shape[1]
+    experts_NJ = experts_NK
+    if num_shared:
+        shared_S = torch.arange(num_experts - num_shared, num_experts, device=experts_NK.device)
+        experts_NJ = torch.cat([experts_NK, shared_S.expand(experts_NK.shape[0], -1)], 1)
+    if num_rows_1 is not None:
+        rows_N = torch.arange(experts_NK.shape[0], device=experts_NK.device)
+        experts_NJ = torch.where((rows_N < num_rows_1)[:, None], experts_NJ, num_experts)
+    return experts_NJ
+
+
 def moe_permute(
     x_ND: Tensor, experts_NJ: Tensor, num_experts: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
