@@ -21,6 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from suzuri.kernels.attention_prologue import Scaling, Sequences, State
+from suzuri.kernels.attention_prologue import kernel as prologue
 from suzuri.kernels.draw_tokens import kernel as draw
 from suzuri.kernels.draw_tokens.draws import Draws
 from suzuri.kernels.grouped_gemm import kernel as grouped
@@ -131,6 +133,17 @@ def launch_all() -> None:
     stream, taps, factor = empty(64, 6144), empty(6144, 4), empty(6144)
     where = (positions, positions, starts)
     seam.residual_norm(stream, stream, taps, factor, *where, 1e-6, state, slots)
+    alone = (stream, taps, factor, positions, 1e-6, state, slots)
+    seam.single_rows(stream, None, None, *alone)
+    of_experts = (empty(512, 6144), torch.arange(512), empty(64, 8, dtype=wide))
+    seam.single_rows(*of_experts, *alone)
+    for kv_heads, scaling in ((8, Scaling(128_000.0, 0.1)), (16, None)):
+        kv = 2 * kv_heads * 128
+        pages = empty(8, 128, kv_heads, 128)
+        memory = State(empty(70, 6, kv), slots, pages, pages, slots)
+        rows_of = (empty(64, 64 * 144 + kv), empty(kv, 4), empty(128), empty(128))
+        order = (Sequences(*where), 64, kv_heads, 1e-6, scaling, memory)
+        prologue.attention_prologue(*rows_of, *order)
     narrow, heads = empty(64, 6144), empty(64, 64, 128)
     for x, factor in ((narrow, empty(6144)), (heads, empty(128))):
         norm.rms_norm_backward(x, factor, 1e-6, x)

@@ -56,6 +56,7 @@ def decode_batch(
         positions_N=positions_N,
         seq_ids_N=starts_S1[:-1],
         seq_starts_S1=starts_S1,
+        single_rows=True,
         cache=CacheView(
             layers=layers,
             global_pages_SM=global_SM,

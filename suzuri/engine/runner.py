@@ -274,6 +274,7 @@ class Runner:
             seq_starts_S1=self._moved(np.concatenate([_integers([0]), ends])),
             media_rows_M=media_rows,
             media_features_MD=features,
+            single_rows=bool((counts == 1).all()),
             cache=CacheView(
                 layers=tuple(self.cache.layers),
                 global_pages_SM=global_SM,

@@ -63,6 +63,7 @@ class Attention(nn.Module):
             eps=self.q_norm.eps,
             scaling=self.scaling,
             state=state,
+            single_rows=batch.single_rows,
         )
         window = config.window
         if state is None or batch.cache is None:

@@ -88,6 +88,7 @@ class Batch:
     position 0; with one, at first_positions_S. What ops find out about these tensors they keep for
     as long as the tensors do not change (kernels/kept.py).
 
+    single_rows: every sequence has exactly one row, as in decoding (the host knows).
     num_rows_1 [1] int64: rows from it on are padding of a step of a fixed size. Experts take none
     of them; what becomes of them is finite and of no use. For inference alone.
 
@@ -103,6 +104,7 @@ class Batch:
     media_rows_M: Tensor | None = None
     media_features_MD: Tensor | None = None
     cache: CacheView | None = None
+    single_rows: bool = False
     num_rows_1: Tensor | None = None
     given_experts_LNK: Tensor | None = None
     routes: Routes | None = None
@@ -165,6 +167,7 @@ def pack(
         media_rows_M=tensor(_media_rows(media, lengths, starts_S1)) if media else None,
         media_features_MD=torch.cat([features for _, _, features in media]) if media else None,
         cache=cache,
+        single_rows=all(length == 1 for length in lengths),
     )
 
 

@@ -64,8 +64,12 @@ class Layer(nn.Module):
         self, h_ND: Tensor, x_ND: Tensor, batch: Batch, norm: RMSNorm
     ) -> tuple[Tensor, Tensor]:
         """(forward(h), `norm` of that), both [N, D], with the bits of the modules one by one; x_ND:
-        the attention's norm of h. For inference: the modules that it joins are not called."""
+        the attention's norm of h. For inference with a cache; what it joins is not called as
+        modules."""
         h_ND, x_ND = self.attn_conv.joined(self.attn(x_ND, batch), h_ND, self.mlp_norm, batch)
+        if isinstance(self.mlp, MoE) and batch.single_rows:
+            y = self.mlp.outputs(x_ND, batch=batch)
+            return self.mlp_conv.joined_with_experts(y, h_ND, norm, batch)
         return self.mlp_conv.joined(self._mlp(x_ND, batch), h_ND, norm, batch)
 
     def _mlp(self, x_ND: Tensor, batch: Batch) -> Tensor:

@@ -5,7 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from suzuri.kernels.residual_norm import residual_norm
+from suzuri.kernels.moe_experts import ExpertOutputs
+from suzuri.kernels.residual_norm import experts_residual_norm, residual_norm
 from suzuri.kernels.short_conv import short_conv
 from suzuri.model.batch import Batch, LayerCache
 from suzuri.model.linear import RMSNorm
@@ -31,7 +32,16 @@ class ShortConv(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(h + forward(y), `norm` of that), both [N, D], in one op."""
         given = (y_ND, h_ND, self.weight, norm.weight, *_sequences(batch))
-        return residual_norm(*given, eps=norm.eps, **self._memory(batch))
+        memory = self._memory(batch)
+        return residual_norm(*given, eps=norm.eps, **memory, single_rows=batch.single_rows)
+
+    def joined_with_experts(
+        self, y: ExpertOutputs, h_ND: Tensor, norm: RMSNorm, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """As `joined`, of the weighted sum of experts; for a batch with a cache, of single rows."""
+        slots = (y.y_MD, y.permutation, y.weights_NJ)
+        given = (h_ND, self.weight, norm.weight, *_sequences(batch))
+        return experts_residual_norm(*slots, *given, eps=norm.eps, **self._memory(batch))
 
     def _memory(self, batch: Batch) -> dict[str, Tensor]:
         if batch.cache is None:

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from suzuri.kernels import dispatch
-from suzuri.kernels.residual_norm import cases, residual_norm
+from suzuri.kernels.moe_combine import moe_combine
+from suzuri.kernels.moe_permute import Permutation
+from suzuri.kernels.residual_norm import cases, experts_residual_norm, residual_norm
 from suzuri.kernels.rms_norm import rms_norm
 from suzuri.kernels.short_conv import short_conv
 from tests.kernels.compare import (
@@ -56,6 +58,32 @@ def test_with_state(dtype: torch.dtype):
             (*found, states[0]), (*parts(with_state[1]), states[1]), strict=True
         ):
             assert_same_bits(one, wanted)
+
+
+@each_dtype
+def test_outputs_of_experts(dtype: torch.dtype):
+    g, rows, width, slots_of = generator(5), 3, 24, 5
+    y_MD = torch.randn(rows * slots_of, width, generator=g).to(dtype)
+    order_M = torch.randperm(rows * slots_of, generator=g)
+    permutation = Permutation(order_M, order_M.argsort(), torch.zeros(1, dtype=torch.int64))
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    weights_NJ = torch.rand(rows, slots_of, generator=g).to(wide)
+    given = {
+        "h_ND": torch.randn(rows, width, generator=g).to(dtype),
+        "conv_DK": torch.randn(width, 4, generator=g).to(dtype),
+        "norm_D": torch.randn(width, generator=g).to(dtype),
+        "positions_N": torch.tensor([0, 3, 9]),
+        "seq_ids_N": torch.arange(3),
+        "seq_starts_S1": torch.arange(4),
+        "eps": 1e-6,
+        "slots_S": torch.tensor([2, 0, 3]),
+    }
+    states = [torch.randn(4, 5, width, generator=generator(6)).to(dtype) for _ in range(2)]
+    found = experts_residual_norm(y_MD, permutation, weights_NJ, **given, state_LRC=states[0])
+    y_ND = moe_combine(y_MD, permutation, weights_NJ, out_dtype=dtype)
+    expected = parts(changed(given, y_ND=y_ND, state_LRC=states[1]))
+    for one, wanted in zip((*found, states[0]), (*expected, states[1]), strict=True):
+        assert_same_bits(one, wanted)
 
 
 def test_gradients():

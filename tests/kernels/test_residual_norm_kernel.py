@@ -14,6 +14,7 @@ from tests.kernels.row_kernels import without_sync
 from tests.kernels.triton_interpreter import patch_loop_bounds
 
 pytest.importorskip("triton")
+from suzuri.kernels.moe_combine import kernel as combine_kernel
 from suzuri.kernels.residual_norm import kernel
 from suzuri.kernels.rms_norm import kernel as norm_kernel
 from suzuri.kernels.short_conv import kernel as conv_kernel
@@ -102,6 +103,43 @@ def test_the_ring(device: str, dtype: torch.dtype, name: str, taps: int, ring: i
             assert_same_bits(one, wanted, str(options))
 
 
+def single(given: Arguments, **options: Any) -> tuple[Tensor, Tensor]:
+    names = ("h_ND", "conv_DK", "norm_D", "positions_N", "eps", "state_LRC", "slots_S")
+    run: Any = kernel.single_rows
+    slots = (given.get("inverse_M"), given.get("weights_NJ"))
+    return run(given["y_ND"], *slots, *(given[name] for name in names), **options)
+
+
+@devices
+@pytest.mark.parametrize("slots_of", [0, 1, 8])
+@pytest.mark.parametrize(("taps", "ring", "width"), [(4, 3, 21), (4, 6, 4099), (1, 2, 8)])
+def test_single_rows_and_outputs_of_experts(
+    device: str, dtype: torch.dtype, taps: int, ring: int, width: int, slots_of: int
+):
+    given = drawn("decode", device, dtype, taps, width)
+    rows, g = len(given["y_ND"]), generator(7, device)
+    before = ring_of(rows + 2, ring, width, device=device, dtype=dtype)
+    slots = torch.tensor([4, -1, 0, 2], device=device)
+    now = given
+    if slots_of:
+        y_MD = ring_of(rows * slots_of, width, device=device, dtype=dtype)
+        inverse_M = torch.randperm(rows * slots_of, generator=g, device=device)
+        weights_NJ = torch.randint(-3, 4, (rows, slots_of), generator=g, device=device).float()
+        if device == "cuda":
+            weights_NJ += torch.rand(weights_NJ.shape, generator=g, device=device)
+        now = changed(given, y_ND=y_MD, inverse_M=inverse_M, weights_NJ=weights_NJ)
+        combined = combine_kernel.moe_combine(y_MD, inverse_M, weights_NJ, dtype)
+        given = changed(given, y_ND=combined)
+    expected_state = before.clone()
+    expected = parts(changed(given, state_LRC=expected_state, slots_S=slots))
+    for options in ({}, {"num_warps": 1}):
+        state = before.clone()
+        with nan_filled():
+            found = single(changed(now, state_LRC=state, slots_S=slots), **options)
+        for one, wanted in zip((*found, state), (*expected, expected_state), strict=True):
+            assert_same_bits(one, wanted, str(options))
+
+
 @devices
 @pytest.mark.parametrize("width", [4096, 4099, 6144, 8192])
 def test_rows_of_two_chunks(device: str, dtype: torch.dtype, width: int):
@@ -151,13 +189,16 @@ def test_no_rows_and_what_is_not_covered():
 
 
 @on_gpu
-def test_the_op_runs_the_kernel_without_waiting():
-    given = drawn("ragged", "cuda", torch.bfloat16, 4, 6144)
-    state = torch.randn(6, 6, 6144, device="cuda").bfloat16()
+@pytest.mark.parametrize("name", ["decode", "ragged"])
+def test_the_op_runs_the_kernel_without_waiting(name: str):
+    given = drawn(name, "cuda", torch.bfloat16, 4, 6144)
+    num_sequences, is_single = len(BATCHES[name][0]), name == "decode"
+    state = torch.randn(num_sequences, 6, 6144, device="cuda").bfloat16()
     states = [state.clone(), state.clone()]
-    slots = torch.tensor([4, 1, 0, 3, 2, 5], device="cuda")
+    slots = torch.randperm(num_sequences, device="cuda")
     expected = parts(changed(given, state_LRC=states[1], slots_S=slots))
     with without_sync():
-        found = residual_norm(**changed(given, state_LRC=states[0], slots_S=slots))
+        now = changed(given, state_LRC=states[0], slots_S=slots)
+        found = residual_norm(**now, single_rows=is_single)
     for one, wanted in zip((*found, states[0]), (*expected, states[1]), strict=True):
         assert_same_bits(one, wanted)

@@ -57,13 +57,15 @@ def attention_prologue(
     eps: float,
     scaling: Scaling | None = None,
     state: State | None = None,
+    single_rows: bool = False,
 ) -> Fields:
     """Short convolution of keys and values, norms of queries and keys, scale, and the cache write.
 
     qkvr_NX [N, H * C + 2 * U * C + H * B]: queries, keys, values, relative-bias branch;
     conv_CK [2 * U * C, taps] over keys and values; q_norm_C, k_norm_C [C]. By definition the
     composition of `short_conv`, `rms_norm`, `log_scaling` (of q and r) and, with `state`,
-    `kv_write`, with the roundings of each. Gradients (without state): qkvr and the weights.
+    `kv_write`, with the roundings of each. `single_rows`: every sequence has exactly one row, which
+    saves looking it up. Gradients (without state): qkvr and the weights.
     """
     channels = q_norm_C.shape[0]
     rest = qkvr_NX.shape[1] - (heads + 2 * kv_heads) * channels
@@ -86,6 +88,12 @@ def attention_prologue(
             fields = gradient.AttentionPrologue.apply(
                 qkvr_NX, *weights, *sequences, heads, kv_heads, eps, scaling
             )
+            return Fields(*fields)
+    if not is_recorded and not dispatch.use_reference(qkvr_NX) and qkvr_NX.device.type == "cuda":
+        from suzuri.kernels.attention_prologue import kernel
+
+        if kernel.covers(qkvr_NX, *weights, state):
+            fields = kernel.attention_prologue(*given, state, single_rows=single_rows)
             return Fields(*fields)
     # On a GPU too: every part has its kernel, and its gradient.
     return Fields(*reference.attention_prologue(*given, state))

@@ -3,6 +3,8 @@
 from torch import Tensor
 
 from suzuri.kernels import dispatch, exact
+from suzuri.kernels.moe_combine import moe_combine
+from suzuri.kernels.moe_permute import Permutation
 from suzuri.kernels.residual_norm import reference
 
 
@@ -18,13 +20,15 @@ def residual_norm(
     eps: float,
     state_LRC: Tensor | None = None,
     slots_S: Tensor | None = None,
+    single_rows: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(h + short_conv(y), the norm of that), both [N, D] in the dtype of h.
 
     y_ND [N, D]: what attention or an MLP gave; h_ND [N, D]: the residual stream, same dtype;
     conv_DK [D, taps]; norm_D [D]: weight of the norm that follows; the rest as in `short_conv`,
     which writes the ring `state_LRC` **in place**. By definition the composition of `short_conv`,
-    a sum and `rms_norm`, with the roundings of each. Gradients (without state): y, h and weights.
+    a sum and `rms_norm`, with the roundings of each. `single_rows`: every sequence has exactly one
+    row, which saves looking it up. Gradients (without state): y, h and weights.
     """
     if y_ND.shape != h_ND.shape or y_ND.dtype != h_ND.dtype:
         raise ValueError(
@@ -40,4 +44,38 @@ def residual_norm(
 
     if not kernel.covers(*given[:4]):
         return reference.residual_norm(*given)
+    if single_rows and state_LRC is not None and slots_S is not None and state_LRC.shape[1]:
+        given = (h_ND, conv_DK, norm_D, positions_N, eps, state_LRC, slots_S)
+        return kernel.single_rows(y_ND, None, None, *given)
     return kernel.residual_norm(*given)
+
+
+def experts_residual_norm(
+    y_MD: Tensor,
+    permutation: Permutation,
+    weights_NJ: Tensor,
+    h_ND: Tensor,
+    conv_DK: Tensor,
+    norm_D: Tensor,
+    positions_N: Tensor,
+    seq_ids_N: Tensor,
+    seq_starts_S1: Tensor,
+    *,
+    eps: float,
+    state_LRC: Tensor,
+    slots_S: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """`residual_norm` with single rows and state, of y = `moe_combine` of the first three, in the
+    dtype of h. By definition the composition of the two. No gradients.
+    """
+    sequences = (positions_N, seq_ids_N, seq_starts_S1)
+    if not dispatch.use_reference(y_MD) and y_MD.device.type == "cuda" and state_LRC.shape[1]:
+        from suzuri.kernels.residual_norm import kernel
+
+        if kernel.covers(y_MD, h_ND, conv_DK, norm_D):
+            slots = (y_MD, permutation.inverse_M, weights_NJ)
+            given = (h_ND, conv_DK, norm_D, positions_N, eps, state_LRC, slots_S)
+            return kernel.single_rows(*slots, *given)
+    y_ND = moe_combine(y_MD, permutation, weights_NJ, out_dtype=h_ND.dtype)
+    given = (y_ND, h_ND, conv_DK, norm_D, *sequences)
+    return residual_norm(*given, eps=eps, state_LRC=state_LRC, slots_S=slots_S)

@@ -3,6 +3,9 @@
 New inputs overwrite ring rows that the first rows of the same sequence may still need. So whoever
 has the first row of a sequence also has all that see the ring, and writes the ring after them.
 
+Where every sequence has one row, as in decoding, a program has one too, and what it adds may be the
+outputs of experts: their weighted sum is then made here, as moe_combine makes it.
+
 The sum of squares is that of rms_norm's kernel: chunks of exact.FOLD columns, each a tree.
 """
 
@@ -15,6 +18,12 @@ import triton.language as tl
 from torch import Tensor
 
 from suzuri.kernels import exact
+from suzuri.kernels.short_conv.kernel import (
+    convolved_row,
+    is_packed,
+    remember_begun,
+    rows_behind,
+)
 from suzuri.kernels.triton_math import tree_sum
 
 COVERED = (torch.bfloat16, torch.float32)
@@ -26,17 +35,7 @@ for every tap."""
 
 
 @triton.jit
-def _packed_taps(weight, column, inside, PACKED: tl.constexpr):
-    """The four bf16 taps of each channel as one integer, oldest lowest; nothing if not PACKED."""
-    if PACKED:
-        taps = tl.load(weight.to(tl.pointer_type(tl.int64)) + column, mask=inside, other=0)
-    else:
-        taps = column
-    return taps
-
-
-@triton.jit
-def mixed(
+def _mixed(
     y,
     h,
     weight,
@@ -58,39 +57,33 @@ def mixed(
     TAPS: tl.constexpr,
     RING: tl.constexpr,
     PACKED: tl.constexpr,
+    IS_SINGLE: tl.constexpr,
 ):
-    """The stream's new row [C] in fp32, rounded to its dtype: as short_conv's `_convolved` and a
-    sum. `row`, `index` (in its sequence), `position` and `slot` are numbers; `own` [C] is the
-    convolution's input of this row."""
-    inside = column < WIDTH
-    stream = tl.load(h + row * h_row + column, mask=inside, other=0.0)
-    packed = _packed_taps(weight, column, inside, PACKED)
-    for step in tl.static_range(TAPS):
-        back = TAPS - 1 - step
-        if PACKED:
-            tap = (((packed >> (16 * step)) & 0xFFFF).to(tl.int32) << 16).to(
-                tl.float32, bitcast=True
-            )
-        else:
-            tap_at = weight + column * weight_channel + step * weight_tap
-            tap = tl.load(tap_at, mask=inside, other=0.0).to(tl.float32)
-        if back == 0:
-            value = own.to(tl.float32)
-        else:
-            in_batch = column < tl.where(index >= back, WIDTH, 0)
-            value = tl.load(y + (row - back) * y_row + column, mask=in_batch, other=0.0)
-            if RING > 0:
-                is_seen = (index < back) & (position >= back) & (slot >= 0)
-                in_ring = column < tl.where(is_seen, WIDTH, 0)
-                kept_at = state + slot * state_slot + ((position - back) % RING) * state_row
-                kept = tl.load(kept_at + column * state_channel, mask=in_ring, other=0.0)
-                value = tl.where(in_ring, kept, value)
-            value = value.to(tl.float32)
-        if step == 0:
-            total = tap * value
-        else:
-            total = total + tap * value
-    total = (total + own.to(tl.float32)).to(own.dtype).to(tl.float32)
+    """The stream's new row [C] in fp32, rounded to its dtype."""
+    stream = tl.load(h + row * h_row + column, mask=column < WIDTH, other=0.0)
+    total = convolved_row(
+        y,
+        weight,
+        state,
+        row,
+        index,
+        position,
+        slot,
+        own,
+        column,
+        y_row,
+        weight_channel,
+        weight_tap,
+        state_slot,
+        state_row,
+        state_channel,
+        WIDTH,
+        TAPS,
+        RING,
+        PACKED,
+        IS_SINGLE,
+    )
+    total = total.to(own.dtype).to(tl.float32)
     return (stream.to(tl.float32) + total).to(stream.dtype).to(tl.float32)
 
 
@@ -158,7 +151,7 @@ def _row(
         slot = tl.load(slots + sequence)
         is_written = is_row & ((start >= first) | (index >= TAPS - 1))
     end = tl.where(is_written, WIDTH, 0)
-    value = mixed(
+    value = _mixed(
         y,
         h,
         weight,
@@ -180,6 +173,7 @@ def _row(
         TAPS,
         RING,
         PACKED,
+        False,
     )
     total = squares(value)
     at = stream + row * WIDTH
@@ -187,7 +181,7 @@ def _row(
     if SECOND > 0:
         later = FIRST + tl.arange(0, SECOND)
         second_own = tl.load(y + row * y_row + later, mask=later < WIDTH, other=0.0)
-        second = mixed(
+        second = _mixed(
             y,
             h,
             weight,
@@ -209,6 +203,7 @@ def _row(
             TAPS,
             RING,
             PACKED,
+            False,
         )
         total = total + squares(second)
         tl.store(at + later, second.to(stream.dtype.element_ty), mask=later < end)
@@ -216,28 +211,6 @@ def _row(
     put_normed(value, scale, norm, out, row, end, column, norm_stride, WIDTH)
     if SECOND > 0:
         put_normed(second, scale, norm, out, row, end, later, norm_stride, WIDTH)
-
-
-@triton.jit
-def _remember(
-    y,
-    state,
-    positions,
-    source,
-    slot,
-    column,
-    y_row,
-    state_slot,
-    state_row,
-    state_channel,
-    WIDTH: tl.constexpr,
-    RING: tl.constexpr,
-):
-    """Writes one input to its place in the ring."""
-    inside = column < WIDTH
-    value = tl.load(y + source * y_row + column, mask=inside)
-    at = state + slot * state_slot + (tl.load(positions + source) % RING) * state_row
-    tl.store(at + column * state_channel, value, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -305,12 +278,7 @@ def _kernel(
             PACKED,
         )
     if RING > 0 and TAPS > 2:
-        # Rows behind the tile that see the ring of a sequence that began in it.
-        sequence = tl.load(seq_ids + tl.minimum(first + TILE, num_rows) - 1)
-        start = tl.load(seq_starts + sequence)
-        stop = tl.minimum(start + (TAPS - 1), tl.load(seq_starts + sequence + 1))
-        more = tl.where(start >= first, stop - first - TILE, 0)
-        for i in range(more.to(tl.int32)):
+        for i in range(rows_behind(seq_ids, seq_starts, first, num_rows, TILE, TAPS)):
             _row(
                 y,
                 h,
@@ -345,43 +313,167 @@ def _kernel(
     if RING > 0:
         # Everything is read before anything is overwritten.
         tl.debug_barrier()
-        for i in range(TILE):
-            row = tl.minimum(first + i, num_rows - 1)
-            sequence = tl.load(seq_ids + row)
-            start, end = tl.load(seq_starts + sequence), tl.load(seq_starts + sequence + 1)
-            slot = tl.load(slots + sequence)
-            begin = tl.maximum(start, end - RING)
-            is_mine = (first + i == start) & (slot >= 0)
-            for j in range(tl.where(is_mine, end - begin, 0).to(tl.int32)):
-                _remember(
-                    y,
-                    state,
-                    positions,
-                    begin + j,
-                    slot,
-                    tl.arange(0, FIRST),
-                    y_row,
-                    state_slot,
-                    state_row,
-                    state_channel,
-                    WIDTH,
-                    RING,
-                )
-                if SECOND > 0:
-                    _remember(
-                        y,
-                        state,
-                        positions,
-                        begin + j,
-                        slot,
-                        FIRST + tl.arange(0, SECOND),
-                        y_row,
-                        state_slot,
-                        state_row,
-                        state_channel,
-                        WIDTH,
-                        RING,
-                    )
+        remember_begun(
+            y,
+            positions,
+            seq_ids,
+            seq_starts,
+            state,
+            slots,
+            first,
+            num_rows,
+            tl.arange(0, FIRST),
+            y_row,
+            state_slot,
+            state_row,
+            state_channel,
+            WIDTH,
+            RING,
+            TILE,
+        )
+        if SECOND > 0:
+            remember_begun(
+                y,
+                positions,
+                seq_ids,
+                seq_starts,
+                state,
+                slots,
+                first,
+                num_rows,
+                FIRST + tl.arange(0, SECOND),
+                y_row,
+                state_slot,
+                state_row,
+                state_channel,
+                WIDTH,
+                RING,
+                TILE,
+            )
+
+
+@triton.jit
+def _own(y, inverse, weights, row, column, y_row, WIDTH: tl.constexpr, SLOTS: tl.constexpr):
+    """The convolution's input [C] of a row: y, or with SLOTS the weighted sum of the row's slots,
+    rounded."""
+    inside = column < WIDTH
+    if SLOTS == 0:
+        own = tl.load(y + row * y_row + column, mask=inside, other=0.0)
+    else:
+        total = tl.zeros((column.shape[0],), dtype=tl.float32)
+        for slot in tl.static_range(SLOTS):
+            source = tl.load(inverse + row * SLOTS + slot)
+            weight = tl.load(weights + row * SLOTS + slot)
+            value = tl.load(y + source * y_row + column, mask=inside, other=0.0).to(tl.float32)
+            # The first product stands alone: 0 + -0 would lose its sign.
+            total = weight * value if slot == 0 else total + weight * value
+        own = total.to(y.dtype.element_ty)
+    return own
+
+
+@triton.jit
+def _single_kernel(
+    y,
+    inverse,
+    weights,
+    h,
+    weight,
+    norm,
+    positions,
+    state,
+    slots,
+    stream,
+    out,
+    eps,
+    y_row,
+    h_row,
+    weight_channel,
+    weight_tap,
+    norm_stride,
+    state_slot,
+    state_row,
+    state_channel,
+    WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    TAPS: tl.constexpr,
+    RING: tl.constexpr,
+    SLOTS: tl.constexpr,
+    PACKED: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions + row)
+    slot = tl.load(slots + row)
+    index = row * 0
+    column = tl.arange(0, FIRST)
+    own = _own(y, inverse, weights, row, column, y_row, WIDTH, SLOTS)
+    value = _mixed(
+        y,
+        h,
+        weight,
+        state,
+        row,
+        index,
+        position,
+        slot,
+        own,
+        column,
+        y_row,
+        h_row,
+        weight_channel,
+        weight_tap,
+        state_slot,
+        state_row,
+        state_channel,
+        WIDTH,
+        TAPS,
+        RING,
+        PACKED,
+        True,
+    )
+    if SECOND > 0:
+        later = FIRST + tl.arange(0, SECOND)
+        second_own = _own(y, inverse, weights, row, later, y_row, WIDTH, SLOTS)
+        second = _mixed(
+            y,
+            h,
+            weight,
+            state,
+            row,
+            index,
+            position,
+            slot,
+            second_own,
+            later,
+            y_row,
+            h_row,
+            weight_channel,
+            weight_tap,
+            state_slot,
+            state_row,
+            state_channel,
+            WIDTH,
+            TAPS,
+            RING,
+            PACKED,
+            True,
+        )
+    # Everything is read before anything is overwritten.
+    tl.debug_barrier()
+    kept_at = state + slot * state_slot + (position % RING) * state_row
+    end = tl.where(slot >= 0, WIDTH, 0)
+    tl.store(kept_at + column * state_channel, own, mask=column < end)
+    total = squares(value)
+    at = stream + row * WIDTH
+    tl.store(at + column, value.to(stream.dtype.element_ty), mask=column < WIDTH)
+    if SECOND > 0:
+        tl.store(kept_at + later * state_channel, second_own, mask=later < end)
+        tl.store(at + later, second.to(stream.dtype.element_ty), mask=later < WIDTH)
+        total = total + squares(second)
+    scale = tl.rsqrt(tl.div_rn(total, WIDTH * 1.0) + eps)
+    put_normed(value, scale, norm, out, row, WIDTH, column, norm_stride, WIDTH)
+    if SECOND > 0:
+        put_normed(second, scale, norm, out, row, WIDTH, later, norm_stride, WIDTH)
 
 
 def chunks_of(width: int) -> tuple[int, int]:
@@ -396,13 +488,6 @@ def covers(y_ND: Tensor, h_ND: Tensor, conv_DK: Tensor, norm_D: Tensor) -> bool:
     same = {x.dtype for x in (y_ND, h_ND, conv_DK, norm_D)}
     is_covered = len(same) == 1 and same <= set(COVERED)
     return is_covered and 0 < y_ND.shape[1] <= MOST and conv_DK.shape[1] > 0
-
-
-def is_packed(conv_DK: Tensor) -> bool:
-    """Whether the four taps of a channel can be read as one integer."""
-    if conv_DK.dtype != torch.bfloat16 or conv_DK.shape[1] != 4 or not conv_DK.is_contiguous():
-        return False
-    return conv_DK.storage_offset() % 4 == 0
 
 
 def residual_norm(
@@ -461,5 +546,59 @@ def residual_norm(
         PACKED=is_packed(conv_DK),
         num_warps=num_warps or (8 if width > 1024 else 4),
         enable_fp_fusion=False,  # products are rounded before they are added
+    )
+    return stream_ND, out_ND
+
+
+def single_rows(
+    y_XD: Tensor,
+    inverse_M: Tensor | None,
+    weights_NJ: Tensor | None,
+    h_ND: Tensor,
+    conv_DK: Tensor,
+    norm_D: Tensor,
+    positions_N: Tensor,
+    eps: float,
+    state_LRC: Tensor,
+    slots_S: Tensor,
+    *,
+    num_warps: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Of sequences of one row each. y_XD: what is added [N, D]; with `inverse_M` and `weights_NJ`
+    (of moe_combine) the outputs of experts [N * J, D]. The ring has a row at least."""
+    num_rows, width = h_ND.shape
+    stream_ND, out_ND = h_ND.new_empty(h_ND.shape), h_ND.new_empty(h_ND.shape)
+    if not num_rows:
+        return stream_ND, out_ND
+    y_XD, h_ND = (x if x.stride(1) == 1 else x.contiguous() for x in (y_XD, h_ND))
+    first, second = chunks_of(width)
+    has_slots = inverse_M is not None and weights_NJ is not None
+    _single_kernel[(num_rows,)](
+        y_XD,
+        inverse_M.contiguous() if has_slots else positions_N,  # not looked at without slots
+        weights_NJ.contiguous() if has_slots else y_XD,
+        h_ND,
+        conv_DK,
+        norm_D,
+        positions_N.contiguous(),
+        state_LRC,
+        slots_S.contiguous(),
+        stream_ND,
+        out_ND,
+        float(eps),
+        y_XD.stride(0),
+        h_ND.stride(0),
+        *conv_DK.stride(),
+        norm_D.stride(0),
+        *state_LRC.stride(),
+        WIDTH=width,
+        FIRST=first,
+        SECOND=second,
+        TAPS=conv_DK.shape[1],
+        RING=state_LRC.shape[1],
+        SLOTS=weights_NJ.shape[1] if has_slots else 0,
+        PACKED=is_packed(conv_DK),
+        num_warps=num_warps or (8 if width > 1024 else 4),
+        enable_fp_fusion=False,
     )
     return stream_ND, out_ND
