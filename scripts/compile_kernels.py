@@ -21,12 +21,15 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from suzuri.kernels.draw_tokens import kernel as draw
+from suzuri.kernels.draw_tokens.draws import Draws
 from suzuri.kernels.grouped_gemm import kernel as grouped
 from suzuri.kernels.matmul import kernel as matmul
 from suzuri.kernels.moe_combine import kernel as combine
 from suzuri.kernels.moe_permute import kernel as permute
 from suzuri.kernels.paged_attention import kernel as paged
 from suzuri.kernels.relative_attention import kernel as attention
+from suzuri.kernels.residual_norm import kernel as seam
 from suzuri.kernels.rms_norm import kernel as norm
 from suzuri.kernels.router import kernel as router
 from suzuri.kernels.short_conv import kernel as conv
@@ -104,8 +107,17 @@ def launch_all() -> None:
     weight = empty(4096, 6144)
     for rows in (1, 64, 512):
         matmul.matmul(empty(rows, 6144), weight, 1.0, torch.bfloat16)
+    head, rows = empty(8192, 6144), torch.arange(8)
+    ask = Draws(empty(8, dtype=torch.float32), rows, rows, rows)
+    draw.draw_tokens(empty(8, 6144), head, None, None, 0.25, 0)
+    draw.draw_tokens(empty(8, 6144), head, ask, rows, 0.25, 0)
     experts, offsets = empty(8, 6144, 6144), torch.arange(0, 72, 8)
-    grouped.grouped_gemm(empty(64, 6144), experts, offsets, torch.bfloat16)
+    for rows in (8, 64, 4096):
+        given = (empty(rows, 6144), experts, offsets, torch.bfloat16)
+        order = torch.arange(rows)
+        grouped.grouped_gemm(*given)
+        grouped.grouped_gemm(*given, swiglu=True)
+        grouped.grouped_gemm(*given, swiglu=True, order_M=order, num_slots=8)
     wide = torch.float32
     router.router(
         empty(9, 6144), empty(258, 6144), empty(256, dtype=wide), empty(1, dtype=wide), 6, 8.0
@@ -116,6 +128,9 @@ def launch_all() -> None:
     state, slots = empty(70, 6, 6144), torch.arange(64)
     starts = torch.arange(65)
     conv.short_conv(empty(64, 6144), empty(6144, 4), positions, positions, starts, state, slots)
+    stream, taps, factor = empty(64, 6144), empty(6144, 4), empty(6144)
+    where = (positions, positions, starts)
+    seam.residual_norm(stream, stream, taps, factor, *where, 1e-6, state, slots)
     narrow, heads = empty(64, 6144), empty(64, 64, 128)
     for x, factor in ((narrow, empty(6144)), (heads, empty(128))):
         norm.rms_norm_backward(x, factor, 1e-6, x)

@@ -63,6 +63,9 @@ class EngineConfig:
     cuda_graphs: bool = True
     """On a GPU, replay captured decode steps. Every size takes two slow steps first."""
 
+    prepare: bool = True
+    """On a GPU, compile kernels and record steps before the first request, not during it."""
+
     undo: int = 1
     """Tokens at the end of a sequence that can be taken back."""
 
@@ -93,7 +96,7 @@ class EngineConfig:
             )
         if self.max_context == 1:
             raise ValueError("max_context = 1: no prompt and answer fit; give at least 2")
-        for name in ("prefix_cache", "overlap", "cuda_graphs"):
+        for name in ("prefix_cache", "overlap", "cuda_graphs", "prepare"):
             if type(getattr(self, name)) is not bool:
                 raise ValueError(f"{name} = {getattr(self, name)!r}: must be True or False")
         if self.token_budget < self.max_running:

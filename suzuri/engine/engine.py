@@ -256,15 +256,15 @@ class Engine:
     def _rows(self, prompt: Many[int]) -> list[int]:
         if len(prompt) == 0:
             raise ValueError("the prompt is empty; give at least one token")
-        wrong = [token for token in prompt if type(token) is not int]
-        if wrong:
-            raise ValueError(f"prompt token {wrong[0]!r} is not an integer")
+        if set(map(type, prompt)) != {int}:  # no pass in Python over a prompt that is sound
+            wrong = next(token for token in prompt if type(token) is not int)
+            raise ValueError(f"prompt token {wrong!r} is not an integer")
         rows = self.vocabulary.to_rows(self.vocabulary.expand(prompt))
         rows_there = self.model.config.text.unpadded_vocab_size
-        outside = [row for row in rows if row >= rows_there]
-        if outside:
+        if max(rows) >= rows_there:
+            outside = next(row for row in rows if row >= rows_there)
             raise ValueError(
-                f"prompt token {outside[0]} is outside this model's vocabulary of {rows_there}"
+                f"prompt token {outside} is outside this model's vocabulary of {rows_there}"
             )
         return rows
 

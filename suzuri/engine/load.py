@@ -1,9 +1,11 @@
 """From a MODEL argument to an engine: found, checked against memory, loaded, in this order."""
 
+import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import torch
@@ -27,6 +29,8 @@ from suzuri.model.weights import LoadReport, load_weights
 from suzuri.processing.tokenizer import Tokenizer
 from suzuri.processing.vocabulary import vocabulary_of
 
+Show = Callable[[str, int, int], None]
+"""(what, done, total)."""
 TOWERS = frozenset({"vision", "audio"})
 GB = 10**9
 
@@ -44,13 +48,15 @@ def load_engine(
     text_only: bool = False,
     console: Console | None = None,
     progress: Callable[[int, int], None] | None = None,
+    preparing: Show | None = None,
 ) -> Engine:
-    """An engine for the model meant by `model` (see model/locate.py).
+    """An engine for the model meant by `model` (see model/locate.py), ready to serve.
 
     `random_weights` takes the shape only and draws the weights from `seed`. `text_only` takes no
     tower, whatever there is. What does not fit into memory is refused before a weight is read.
     Raises ValueError with the fix. A `console` shows progress where it is a terminal;
-    `progress(done, total)` is called in bytes read.
+    `progress(done, total)` is called in bytes read, `preparing(what, done, total)` after that
+    (preparation.py).
     """
     place = device_named(device, f"device = {device!r}")
     located = _locate(model, random_weights)
@@ -68,22 +74,50 @@ def load_engine(
         capacity(shape, config, memory)
     except ValueError as error:
         raise ValueError(f"{model}: {error}") from error
-    loaded = Inkling(shape, dtype=getattr(torch, config.dtype), device=place, parts=want)
-    if checkpoint is None:
-        initialize(loaded, seed)
-        log.info("%s: random weights (seed %d); its text means nothing", located.name, seed)
-    else:
-        for note in read_weights(loaded, checkpoint, want, console, progress).notes:
-            if not note.startswith("mtp:"):  # that nothing drafts yet is no news of this load
-                log.info("%s", note)
-    loaded.requires_grad_(False)
-    return Engine(
-        loaded,
-        config,
-        memory_bytes=memory,
-        vocabulary=vocabulary_of(shape.kept_vocabulary, tokenizer.token_bytes),
-        token_bytes=tokenizer.token_bytes,
-    )
+    with contextlib.ExitStack() as stack:
+        preparation = None
+        if config.prepare and place.type == "cuda":
+            from suzuri.engine.preparation import Preparation  # loads Triton
+
+            preparation = stack.enter_context(contextlib.closing(Preparation()))
+        start = time.monotonic()
+        loaded = Inkling(shape, dtype=getattr(torch, config.dtype), device=place, parts=want)
+        if checkpoint is None:
+            initialize(loaded, seed)
+            log.info("%s: random weights (seed %d); its text means nothing", located.name, seed)
+        else:
+            for note in read_weights(loaded, checkpoint, want, console, progress).notes:
+                if not note.startswith("mtp:"):  # that nothing drafts yet is no news of this load
+                    log.info("%s", note)
+        loaded.requires_grad_(False)
+        log.info("weights are there after %.1f s", time.monotonic() - start)
+        engine = Engine(
+            loaded,
+            config,
+            memory_bytes=memory,
+            vocabulary=vocabulary_of(shape.kept_vocabulary, tokenizer.token_bytes),
+            token_bytes=tokenizer.token_bytes,
+        )
+        if preparation is not None:
+            with _shown(console, preparing) as show:
+                preparation.prepare(engine, show)
+        return engine
+
+
+@contextlib.contextmanager
+def _shown(console: Console | None, report: Show | None) -> Generator[Show]:
+    """How far a preparation is: a bar where the console is a terminal, and to `report`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    shown = console is not None and console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+        task = progress.add_task("preparing", total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            progress.update(task, description=what, completed=done, total=total)
+            if report is not None:
+                report(what, done, total)
+
+        yield show
 
 
 def free_memory(device: torch.device | str) -> int:

@@ -20,19 +20,14 @@ from suzuri.engine.config import EngineConfig
 from suzuri.engine.plan import Plan, Work
 from suzuri.engine.request import Media
 from suzuri.engine.sampler import SLICE, Sampler, Scores, score
-from suzuri.engine.sampling_rows import RowState, plain
+from suzuri.engine.sampling_rows import RowState, greedy
 from suzuri.engine.step_batches import Size, Tables, is_text, num_blocks, step_batch, step_fields
-from suzuri.engine.step_graphs import CudaRecorder, Sizes, StepGraphs
+from suzuri.engine.step_graphs import CudaRecorder, StepGraphs, sizes_of
 from suzuri.engine.transfers import Download, upload
 from suzuri.model.batch import Batch, Routes
 from suzuri.model.cache import decoder_attentions
 from suzuri.model.inkling import Inkling
-from suzuri.model.sizes_workspace import (
-    decode_buckets,
-    max_graphs,
-    row_buckets,
-    sequence_buckets,
-)
+from suzuri.model.sizes_workspace import max_graphs
 
 Integers = npt.NDArray[np.int64]
 
@@ -98,13 +93,7 @@ class Runner:
         self.replays = True
         self.graphs: StepGraphs | None = None
         if config.cuda_graphs and self.device.type == "cuda":
-            sizes = Sizes(
-                decode=decode_buckets(config.max_running),
-                rows=row_buckets(config.token_budget),
-                sequences=sequence_buckets(config.max_running),
-                max_blocks=shape[1],
-                page_size=config.page_size,
-            )
+            sizes = sizes_of(config, shape[1])
             self.graphs = StepGraphs(
                 CudaRecorder(self.device, most_rows=sizes.rows[-1]),
                 sizes,
@@ -143,13 +132,12 @@ class Runner:
             last = [end - 1 for work, end in zip(plan.works, ends, strict=True) if work.samples]
             last_SD = hidden_ND[upload(last, self.device)]
             slots_S = upload([work.slot for work in sampling], self.device)
-        logits_SV = self.model.decoder.logits(last_SD)
         if all(_is_plain(work) for work in sampling):
-            rows_S = plain(len(sampling), self.device)
+            rows_S = greedy(len(sampling))
         else:
-            rows_S = self.sampler.rows([self._row_state(work) for work in sampling])
-        sampled = self.sampler.sample(logits_SV, rows_S)
-        self.sampler.count(rows_S, sampled.ids_S)
+            rows_S = self.sampler.step([self._row_state(work) for work in sampling])
+        decoder = self.model.decoder
+        sampled = self.sampler.draw(last_SD, decoder.unembed.weight, decoder.logit_scale, rows_S)
         # Without an answer (-1) the row is about to end; the step that overlaps needs some id.
         self._tables.newest_L[slots_S] = sampled.ids_S.clamp(min=0)
         return Launched(

@@ -1,9 +1,10 @@
 """Draws the next token of every row of a step, and the log-probs that were asked for.
 
-Read `Sampler.sample` first: the order of docs/engine.md, section Sampling. What a row needs beyond
-its logits comes from sampling_rows.py; nothing between the logits and the result waits for the
-device. Work goes in slices of SLICE rows, so that the copies of [rows, V] do not grow with the
-batch, and a feature runs on the rows that use it alone.
+Read `Sampler.draw` first, then `Sampler.sample`: the order of docs/engine.md, section Sampling. A
+row that asks for a temperature or nothing is drawn without its logits (draw_tokens); those of the
+others are made SLICE rows at a time, so that [rows, V] and its copies do not grow with the batch,
+and a feature runs on the rows that use it alone. What a row needs beyond its logits comes from
+sampling_rows.py; nothing between the hidden rows and the result waits for the device.
 """
 
 import math
@@ -13,11 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from suzuri.engine.sampling_rows import Part, RowParams, RowState, build
+from suzuri.engine.sampling_rows import Part, RowParams, RowState, StepRows, build, split
 from suzuri.engine.sampling_tables import SamplingTables
-from suzuri.kernels import exact
+from suzuri.kernels import dispatch, exact
+from suzuri.kernels.draw_tokens import draw_tokens
 from suzuri.kernels.filter_logits import filter_logits
 from suzuri.kernels.log_softmax import log_softmax
+from suzuri.kernels.matmul import matmul
 from suzuri.kernels.sample_tokens import sample_tokens
 
 SLICE = 32
@@ -26,7 +29,8 @@ SLICE = 32
 class Scores(NamedTuple):
     """Log-probs [S] of one id per row, and the ids and log-probs [S, K] of the row's most likely
     ones, largest first, ties to the lower id; -inf is an id that cannot be drawn. A row that did
-    not ask has NaN and ids -1; so has a row with fewer than K ids behind its last one."""
+    not ask has NaN and ids -1; so has a row with fewer than K ids behind its last one, and may have
+    one that asked for fewer than K behind those."""
 
     logprob_S: Tensor
     top_ids_SK: Tensor
@@ -58,6 +62,56 @@ class Sampler:
         none."""
         return build(states, self.device, self.tables.num_ids)
 
+    def step(self, states: Sequence[RowState]) -> StepRows:
+        """As `rows`, each row by the way that `draw` goes."""
+        return split(states, self.device, self.tables.num_ids)
+
+    def draw(self, h_SD: Tensor, unembed_VD: Tensor, scale: float, rows: StepRows) -> Sampled:
+        """Draws one id per hidden row h_SD [S, D] and counts it for the penalties of its sequence.
+
+        unembed_VD: the head's rows, real ones first (padding behind is left out), in the dtype of
+        h; scale multiplies their products. A row has the bits that `sample` gives its logits,
+        however it is drawn and whatever the other rows ask for.
+        """
+        if h_SD.shape[0] != rows.num_rows:
+            raise ValueError(f"{h_SD.shape[0]} hidden rows; expected {rows.num_rows}")
+        unembed_VD = unembed_VD[: self.tables.num_ids]
+        with dispatch.threads_for(h_SD.numel() + unembed_VD.numel(), h_SD.device):
+            parts: list[tuple[Tensor | None, Sampled]] = []
+            if rows.direct is not None:
+                parts.append(self._drawn(h_SD, unembed_VD, scale, rows))
+            if rows.sliced is not None:
+                parts.append(self._drawn_by_logits(h_SD, unembed_VD, scale, rows))
+            return parts[0][1] if len(parts) == 1 else _joined(parts, rows)
+
+    def _drawn(
+        self, h_SD: Tensor, unembed_VD: Tensor, scale: float, rows: StepRows
+    ) -> tuple[Tensor | None, Sampled]:
+        direct = rows.direct
+        assert direct is not None
+        h_MD = h_SD if direct.rows_M is None else h_SD.index_select(0, direct.rows_M)
+        ids_M, raw_M, sampled_M = draw_tokens(
+            h_MD, unembed_VD, direct.draws, direct.wants_M, scale=scale
+        )
+        raw = None if raw_M is None or not rows.raw else _own(raw_M)
+        sampled = None if sampled_M is None or not rows.sampled else _own(sampled_M)
+        return direct.rows_M, Sampled(ids_M, raw, sampled)
+
+    def _drawn_by_logits(
+        self, h_SD: Tensor, unembed_VD: Tensor, scale: float, rows: StepRows
+    ) -> tuple[Tensor | None, Sampled]:
+        params = rows.sliced
+        assert params is not None
+        h_MD = h_SD if rows.sliced_M is None else h_SD.index_select(0, rows.sliced_M)
+        wide = exact.at_least_fp32(h_SD.dtype)
+
+        def logits_of(start: int, stop: int) -> Tensor:
+            return matmul(h_MD[start:stop], unembed_VD, scale=scale, out_dtype=wide)
+
+        found = self._sampled(logits_of, params)
+        self.count(params, found.ids_S)
+        return rows.sliced_M, found
+
     def sample(self, logits_SV: Tensor, rows: RowParams) -> Sampled:
         """Draws one id per row of logits_SV [S, V] (real rows only, untouched by this).
 
@@ -69,25 +123,34 @@ class Sampler:
                 f"logits are {list(logits_SV.shape)}; expected {rows.num_rows} rows of "
                 f"{self.tables.num_ids}"
             )
+        return self._sampled(lambda start, stop: logits_SV[start:stop], rows)
+
+    def _sampled(self, logits_of: Callable[[int, int], Tensor], rows: RowParams) -> Sampled:
+        """`sample` of the logits [N, V] of rows start .. stop - 1, asked for slice by slice."""
         ids: list[Tensor] = []
         raw: list[Scores] = []
         sampled: list[Scores] = []
         for start in range(0, rows.num_rows, SLICE):
             stop = min(start + SLICE, rows.num_rows)
-            logits_NV = logits_SV[start:stop]
-            final_NV = self._final_logits(logits_NV, rows, start, stop)
-            ids_N = _draw(logits_NV, final_NV, rows, start, stop)
-            ids.append(ids_N)
-            if rows.raw is not None:
-                part = rows.raw.within(start, stop)
-                raw.append(_scores(logits_NV, ids_N, part, rows.raw_top))
-            if rows.sampled is not None:
-                part = rows.sampled.within(start, stop)
-                drawn_NV = _point_mass(final_NV, ids_N, rows.noise_S[start:stop])
-                sampled.append(_scores(drawn_NV, ids_N, part, rows.sampled_top))
+            found = self._slice(logits_of(start, stop), rows, start, stop)
+            ids.append(found.ids_S)
+            raw += [found.raw] if found.raw else []
+            sampled += [found.sampled] if found.sampled else []
         if not ids:
-            ids = [logits_SV.new_empty(0, dtype=torch.int64)]
+            ids = [torch.empty(0, dtype=torch.int64, device=self.device)]
         return Sampled(torch.cat(ids), _cat(raw), _cat(sampled))
+
+    def _slice(self, logits_NV: Tensor, rows: RowParams, start: int, stop: int) -> Sampled:
+        final_NV = self._final_logits(logits_NV, rows, start, stop)
+        ids_N = _draw(logits_NV, final_NV, rows, start, stop)
+        raw = sampled = None
+        if rows.raw is not None:
+            raw = _scores(logits_NV, ids_N, rows.raw.within(start, stop), rows.raw_top)
+        if rows.sampled is not None:
+            part = rows.sampled.within(start, stop)
+            drawn_NV = _point_mass(final_NV, ids_N, rows.noise_S[start:stop])
+            sampled = _scores(drawn_NV, ids_N, part, rows.sampled_top)
+        return Sampled(ids_N, raw, sampled)
 
     def count(self, rows: RowParams, ids_S: Tensor) -> None:
         """Adds sampled ids [S] to the output counts of their sequences, on the device: call it with
@@ -124,6 +187,40 @@ def score(logits_NV: Tensor, targets_N: Tensor, top: int) -> Scores:
     ]
     joined = _cat(parts)
     return joined or _unasked(logits_NV, top)
+
+
+def _own(logprob_M: Tensor) -> Scores:
+    """Log-probs of the drawn ids, and no others."""
+    none_M0 = logprob_M.new_empty(logprob_M.shape[0], 0)
+    return Scores(logprob_M, none_M0.to(torch.int64), none_M0)
+
+
+def _joined(parts: Sequence[tuple[Tensor | None, Sampled]], rows: StepRows) -> Sampled:
+    """The parts of a step in the order of its rows; what a part did not ask for is NaN and -1."""
+    ids_S = parts[0][1].ids_S.new_empty(rows.num_rows)
+    for rows_M, part in parts:
+        assert rows_M is not None
+        ids_S.index_copy_(0, rows_M, part.ids_S)
+    raw = [(rows_M, part.raw) for rows_M, part in parts]
+    sampled = [(rows_M, part.sampled) for rows_M, part in parts]
+    return Sampled(ids_S, _joined_scores(raw, rows), _joined_scores(sampled, rows))
+
+
+def _joined_scores(
+    parts: Sequence[tuple[Tensor | None, Scores | None]], rows: StepRows
+) -> Scores | None:
+    found = [(rows_M, scores) for rows_M, scores in parts if scores is not None]
+    if not found:
+        return None
+    top = max(scores.top_SK.shape[1] for _, scores in found)
+    whole = _unasked(found[0][1].logprob_S, top, rows.num_rows)
+    for rows_M, scores in found:
+        assert rows_M is not None
+        whole.logprob_S.index_copy_(0, rows_M, scores.logprob_S)
+        if scores.top_SK.shape[1]:
+            whole.top_ids_SK.index_copy_(0, rows_M, scores.top_ids_SK)
+            whole.top_SK.index_copy_(0, rows_M, scores.top_SK)
+    return whole
 
 
 def _apply(x_NV: Tensor, part: Part, op: Callable[..., Tensor]) -> Tensor:
@@ -203,8 +300,8 @@ def _scores_of(x_MV: Tensor, ids_M: Tensor, top: int) -> Scores:
     return Scores(own_M, top_ids_MK, top_MK)
 
 
-def _unasked(x_NV: Tensor, top: int) -> Scores:
-    rows, dtype = x_NV.shape[0], exact.at_least_fp32(x_NV.dtype)
+def _unasked(x_NV: Tensor, top: int, rows: int | None = None) -> Scores:
+    rows, dtype = x_NV.shape[0] if rows is None else rows, exact.at_least_fp32(x_NV.dtype)
     return Scores(
         x_NV.new_full((rows,), math.nan, dtype=dtype),
         x_NV.new_full((rows, top), -1, dtype=torch.int64),

@@ -16,6 +16,12 @@ from torch import Tensor
 
 from suzuri.engine.sampling_params import ResolvedSampling
 from suzuri.engine.transfers import upload
+from suzuri.kernels.draw_tokens import RAW, SAMPLED
+from suzuri.kernels.draw_tokens.draws import Draws
+
+ALIGNMENT = 16
+"""Bytes: Triton compiles a kernel once for pointers that are multiples of it, and once more for
+others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +58,7 @@ class Part(NamedTuple):
         first, end = bisect_left(self.places, start), bisect_left(self.places, stop)
         if first == end:
             return None
-        values = tuple(value_M[first:end] for value_M in self.values)
+        values = tuple(_aligned(value_M[first:end]) for value_M in self.values)
         return Part(self.places[first:end], self.rows_M[first:end] - start, values)
 
 
@@ -82,6 +88,86 @@ class RowParams:
     raw_top: int
     """Most alternatives that a row asks for, here and among the sampled log-probs."""
     sampled_top: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectRows:
+    """M rows that `draw_tokens` draws without their logits: a temperature or none, and log-probs of
+    the drawn id alone. rows_M: their numbers in the step, None for all of them; draws: None where
+    all are greedy; wants_M: bits of the log-probs, None where nobody asks."""
+
+    rows_M: Tensor | None
+    draws: Draws | None
+    wants_M: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRows:
+    """The S rows of a step by how they are drawn. `sliced`: what those ask for that need logits,
+    numbered from 0, and sliced_M their numbers in the step (None for all of them); `direct`: the
+    others. raw and sampled: whether any row asks for those log-probs."""
+
+    num_rows: int
+    direct: DirectRows | None
+    sliced: RowParams | None = None
+    sliced_M: Tensor | None = None
+    raw: bool = False
+    sampled: bool = False
+
+
+def greedy(num_rows: int) -> StepRows:
+    """Rows that want their most likely id and nothing else."""
+    return StepRows(num_rows=num_rows, direct=DirectRows(rows_M=None, draws=None, wants_M=None))
+
+
+def split(states: Sequence[RowState], device: torch.device, num_ids: int) -> StepRows:
+    """The rows of a step, each drawn the cheapest way; errors as of `build`. Which way it is
+    changes no bit."""
+    direct = [place for place, state in enumerate(states) if is_direct(state)]
+    chosen = {*direct}
+    others = [place for place in range(len(states)) if place not in chosen]
+    params = [state.sampling.params for state in states]
+    return StepRows(
+        num_rows=len(states),
+        direct=_direct(states, direct, device) if direct or not others else None,
+        sliced=build([states[place] for place in others], device, num_ids) if others else None,
+        sliced_M=upload(others, device) if direct and others else None,
+        raw=any(p.logprobs is not None for p in params),
+        sampled=any(p.sampled_logprobs for p in params),
+    )
+
+
+def is_direct(state: RowState) -> bool:
+    """Whether a row needs no look at its logits besides the draw and its log-probs."""
+    sampling, params = state.sampling, state.sampling.params
+    masks_stops = state.num_output < params.min_tokens and bool(sampling.stop_rows)
+    looks = sampling.needs_slot or params.has_filters or masks_stops or bool(params.logprobs)
+    return not looks and state.mask is None
+
+
+def _direct(states: Sequence[RowState], places: Sequence[int], device: torch.device) -> DirectRows:
+    rows = [states[place] for place in places]
+    params = [row.sampling.params for row in rows]
+    wants = [RAW * (p.logprobs is not None) + SAMPLED * p.sampled_logprobs for p in params]
+    is_noisy = not all(p.is_greedy for p in params)
+    columns = [
+        [] if len(places) == len(states) else places,
+        wants if any(wants) else [],
+        *([row.seed for row in rows], [row.position for row in rows]),
+        [row.sample_index for row in rows],
+    ]
+    if not is_noisy:
+        columns = columns[:2]
+    rows_M, wants_M, *counters = _upload(columns, torch.int64, device)
+    draws = None
+    if is_noisy:
+        temperature = [0.0 if p.is_greedy else p.temperature for p in params]
+        draws = Draws(upload(temperature, device, torch.float32), *counters)
+    return DirectRows(
+        rows_M=rows_M if len(places) < len(states) else None,
+        draws=draws,
+        wants_M=wants_M if any(wants) else None,
+    )
 
 
 @cache
@@ -200,10 +286,16 @@ def _upload(
     columns: Sequence[Sequence[int | float]], dtype: torch.dtype, device: torch.device
 ) -> list[Tensor]:
     """Each column as a tensor on the device, all in one copy."""
-    joined = upload([value for column in columns for value in column], device, dtype)
-    parts: list[Tensor] = []
-    start = 0
+    # Each begins on an ALIGNMENT, whatever is before it: kernels are compiled for where they do.
+    step = ALIGNMENT // dtype.itemsize
+    places: list[int] = []
+    values: list[int | float] = []
     for column in columns:
-        parts.append(joined[start : start + len(column)])
-        start += len(column)
-    return parts
+        places.append(len(values))
+        values += [*column, *(0,) * (-len(column) % step)]
+    joined = upload(values, device, dtype)
+    return [joined[i : i + len(column)] for i, column in zip(places, columns, strict=True)]
+
+
+def _aligned(x: Tensor) -> Tensor:
+    return x if x.data_ptr() % ALIGNMENT == 0 else x.clone()

@@ -8,15 +8,17 @@ import bisect
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 from torch import Tensor
 
+from suzuri.engine.config import EngineConfig
 from suzuri.engine.plan import Work
 from suzuri.engine.step_batches import Size, num_blocks, step_fields
 from suzuri.engine.transfers import upload_into
 from suzuri.log import get_logger
+from suzuri.model.sizes_workspace import decode_buckets, row_buckets, sequence_buckets
 
 MIN_BLOCKS = 16
 """Pages of the narrowest table: short sequences share their graphs."""
@@ -82,6 +84,17 @@ class Sizes:
         return max(packed.num_fields, Size(self.decode[-1], 0, 1).num_fields)
 
 
+def sizes_of(config: EngineConfig, columns: int) -> Sizes:
+    """What an engine records whose page tables have so many columns."""
+    return Sizes(
+        decode=decode_buckets(config.max_running),
+        rows=row_buckets(config.token_budget),
+        sequences=sequence_buckets(config.max_running),
+        max_blocks=columns,
+        page_size=config.page_size,
+    )
+
+
 def _at_least(number: int, sizes: Sequence[int]) -> int | None:
     place = bisect.bisect_left(sizes, number)
     return sizes[place] if place < len(sizes) else None
@@ -108,22 +121,27 @@ class CudaRecorder:
         del found
         # A graph that was dropped just now may still run.
         torch.cuda.synchronize(self._device)
-        with torch.cuda.stream(self._stream):
-            # Not torch.cuda.graph: it empties the allocator's cache, for every size again.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                rows = forward(fields, size)
-                if shared is not None:
-                    for target, value in zip(shared, rows, strict=True):
-                        target.copy_(value)
-                    rows = tuple(shared)
-            except BaseException:
-                with contextlib.suppress(RuntimeError):  # the first error says more
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+        with torch.cuda.stream(self._stream), self._capturing(graph):
+            rows = forward(fields, size)
+            if shared is not None:
+                for target, value in zip(shared, rows, strict=True):
+                    target.copy_(value)
+                rows = tuple(shared)
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return Recorded(rows=rows, replay=graph.replay)
+
+    @contextlib.contextmanager
+    def _capturing(self, graph: torch.cuda.CUDAGraph) -> Generator[None]:
+        # Not torch.cuda.graph: it empties the allocator's cache, for every size again.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        is_whole = False
+        try:
+            yield
+            is_whole = True
+        finally:
+            # Of two errors the first says more.
+            with contextlib.nullcontext() if is_whole else contextlib.suppress(RuntimeError):
+                graph.capture_end()
 
     def _rows(self, place: int, like: Tensor) -> Tensor:
         key = (place, like.dtype, like.shape[1:])
@@ -205,7 +223,7 @@ class StepGraphs:
         upload_into(fields, step_fields((), size))
         try:
             self._recorded[size] = self._record(forward, fields, size)
-        except Exception as error:  # whatever it is: the step can run as it is
+        except RuntimeError as error:  # of memory or of CUDA: the step can run as it is
             if not self._refused:
                 log.warning("steps of %s run without a CUDA graph: %s", size, error)
             self._refused.add(size)

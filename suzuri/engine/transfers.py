@@ -12,6 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+NUMPY = {
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.float32: np.float32,
+    torch.bool: np.bool_,
+}
+
 
 def upload(
     values: Sequence[Any] | npt.NDArray[Any] | Tensor,
@@ -25,7 +32,8 @@ def upload(
     elif isinstance(values, np.ndarray):
         host = torch.from_numpy(values)  # pyright: ignore[reportUnknownMemberType]
     else:
-        host = torch.tensor(values, dtype=dtype)
+        # By way of numpy, which reads a list eight times faster: a prompt is one.
+        host = torch.from_numpy(np.array(values, NUMPY[dtype]))  # pyright: ignore[reportUnknownMemberType]
     if device.type != "cuda":
         return host.to(device)
     return host.pin_memory().to(device, non_blocking=True)

@@ -48,7 +48,7 @@ from suzuri.engine.messages import (
 )
 from suzuri.engine.new_weights import WeightsLost
 from suzuri.engine.request import Media, Request, Sequence
-from suzuri.engine.sampling_params import SamplingParams
+from suzuri.engine.warm_up import warm_up
 from suzuri.engine.weight_updates import Updates
 from suzuri.log import get_logger, start_logging
 from suzuri.model.fingerprint import numerics_fingerprint
@@ -153,14 +153,14 @@ class Worker:
             return 1
 
     def _load(self, load: Load) -> Engine:
-        last = 0.0
+        last, said = 0.0, ""
 
-        def report(done: int, total: int) -> None:
-            nonlocal last
+        def report(what: str, done: int, total: int) -> None:
+            nonlocal last, said
             now = time.monotonic()
-            if done == total or now - last > PROGRESS_SECONDS:
-                last = now
-                self._reply(Progress("reading weights", done, total))
+            if done == total or what != said or now - last > PROGRESS_SECONDS:
+                last, said = now, what
+                self._reply(Progress(what, done, total))
 
         self._reply(Progress("checking that the model fits"))
         tokenizer = Tokenizer()
@@ -172,7 +172,8 @@ class Worker:
             seed=load.seed,
             device=load.device,
             text_only=load.text_only,
-            progress=report,
+            progress=lambda done, total: report("reading weights", done, total),
+            preparing=report,
         )
         self._reply(Progress("warming up"))
         warm_up(engine)
@@ -377,14 +378,6 @@ def _too_late(item: _Compiling, now: float) -> Refused | None:
     if item.grammar is None and now - item.since >= COMPILE_QUEUE_SECONDS:
         return Refused(item.add.id, "other grammars are being compiled", busy=True)
     return None
-
-
-def warm_up(engine: Engine) -> None:
-    """One short request, so that what is compiled on first use is there before anybody waits."""
-    params = SamplingParams(max_tokens=2, seed=0, ignore_eos=True, detokenize=False)
-    request = engine.add("warm-up", [0, 1], params, salt=object())
-    engine.run()
-    engine.cache.clear(request.root)
 
 
 def _ready(load: Load, engine: Engine) -> Ready:

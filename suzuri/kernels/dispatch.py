@@ -17,6 +17,9 @@ SMALL = 1 << 22
 
 LOOP_DTYPES = (torch.float32, torch.bfloat16)
 
+_apart: list[None] = []
+"""Blocks of `apart` entered and not left, as `_forced`."""
+
 _forced: list[str] = []
 """Blocks entered and not left. For the whole process, not the thread: autograd runs the backward of
 GPU tensors, and with it the recomputation of checkpointed ops, on a thread of its own."""
@@ -40,6 +43,30 @@ def force(backend: str) -> Generator[None]:
 def is_forced() -> bool:
     """Whether a backend is forced: then the reference's own autograd is what records a gradient."""
     return bool(_forced)
+
+
+@contextmanager
+def apart() -> Generator[None]:
+    """Inside the block the model calls its modules one by one also where an op joins several: for
+    whoever watches what leaves each of them. No bit changes."""
+    _apart.append(None)
+    try:
+        yield
+    finally:
+        _apart.pop()
+
+
+def is_apart() -> bool:
+    """Whether modules are called one by one: see `apart`."""
+    return bool(_apart)
+
+
+def use_joined(weight: torch.Tensor) -> bool:
+    """True when a model with such weights calls ops that join several modules: on a GPU, without a
+    gradient, unless somebody watches the modules."""
+    if weight.device.type != "cuda" or _forced or _apart or weight.dtype not in LOOP_DTYPES:
+        return False
+    return not records_gradient(weight)
 
 
 def use_reference(tensor: torch.Tensor) -> bool:

@@ -58,9 +58,18 @@ class Layer(nn.Module):
     def forward(self, h_ND: Tensor, batch: Batch) -> Tensor:
         # A short conv already contains its own residual; the block's is added on top.
         h_ND = h_ND + self.attn_conv(self.attn(self.attn_norm(h_ND), batch), batch)
-        x_ND = self.mlp_norm(h_ND)
-        y_ND = self.mlp(x_ND) if isinstance(self.mlp, DenseMLP) else self.mlp(x_ND, batch=batch)
-        return h_ND + self.mlp_conv(y_ND, batch)
+        return h_ND + self.mlp_conv(self._mlp(self.mlp_norm(h_ND), batch), batch)
+
+    def joined(
+        self, h_ND: Tensor, x_ND: Tensor, batch: Batch, norm: RMSNorm
+    ) -> tuple[Tensor, Tensor]:
+        """(forward(h), `norm` of that), both [N, D], with the bits of the modules one by one; x_ND:
+        the attention's norm of h. For inference: the modules that it joins are not called."""
+        h_ND, x_ND = self.attn_conv.joined(self.attn(x_ND, batch), h_ND, self.mlp_norm, batch)
+        return self.mlp_conv.joined(self._mlp(x_ND, batch), h_ND, norm, batch)
+
+    def _mlp(self, x_ND: Tensor, batch: Batch) -> Tensor:
+        return self.mlp(x_ND) if isinstance(self.mlp, DenseMLP) else self.mlp(x_ND, batch=batch)
 
 
 class Embedding(nn.Module):
@@ -119,10 +128,24 @@ class Decoder(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Hidden rows after the final norm [N, D]; not divided by the muP multiplier."""
         with batch.threads(self.text.hidden_size):
+            # Without a cache it may be training, where layers are sharded or run again: each is
+            # called as a module then.
+            if batch.cache is not None and dispatch.use_joined(self.norm.weight):
+                return self._joined(batch)
             h_ND = self.embedded(batch)
             for layer in self.blocks:
                 h_ND = layer(h_ND, batch)
             return self.norm(h_ND)
+
+    def _joined(self, batch: Batch) -> Tensor:
+        """As `forward`: every norm is taken together with the sum before it."""
+        blocks = self.blocks
+        h_ND = self.embedded(batch)
+        norms = [*(layer.attn_norm for layer in blocks), self.norm]
+        x_ND = norms[0](h_ND)
+        for layer, norm in zip(blocks, norms[1:], strict=True):
+            h_ND, x_ND = layer.joined(h_ND, x_ND, batch, norm)
+        return x_ND
 
     @property
     def logit_scale(self) -> float:

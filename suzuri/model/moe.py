@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from suzuri.kernels.exact import at_least_fp32
-from suzuri.kernels.moe_experts import moe_experts
+from suzuri.kernels.moe_experts import ExpertOutputs, expert_outputs, moe_experts
 from suzuri.kernels.router import router
 from suzuri.kernels.swiglu import swiglu
 from suzuri.model.batch import Batch
@@ -85,6 +85,15 @@ class MoE(nn.Module):
 
     def forward(self, x_ND: Tensor, *, batch: Batch | None = None) -> Tensor:
         """`batch` says which experts to take, and who wants to know."""
+        return moe_experts(*self._given(x_ND, batch))
+
+    def outputs(self, x_ND: Tensor, *, batch: Batch | None = None) -> ExpertOutputs:
+        """As `forward`, without its weighted sum: for a caller that combines in an op of its
+        own."""
+        return expert_outputs(*self._given(x_ND, batch))
+
+    def _given(self, x_ND: Tensor, batch: Batch | None) -> tuple[Tensor, ...]:
+        """Arguments of both."""
         given_LNK = None if batch is None else batch.given_experts_LNK
         given_NK = None if given_LNK is None else given_LNK[self.index]
         experts_NK, weights_NJ, _ = self.router(x_ND, given_NK=given_NK)
@@ -92,7 +101,7 @@ class MoE(nn.Module):
             batch.routes.put(self.index, experts_NK, weights_NJ)
         gate_up_EFD = _all_experts(self.routed_gate_up, self.gate_up)
         down_EDF = _all_experts(self.routed_down, self.down)
-        return moe_experts(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
+        return x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF
 
 
 def _all_experts(routed: Nvfp4Experts | None, held: Tensor) -> Tensor:

@@ -14,8 +14,17 @@ from suzuri.model.config import AttentionConfig, ModelConfig
 from suzuri.model.sizes_shard import Sharding, kv_heads_per_rank
 from suzuri.model.sizes_state import ACTIVATION_BYTES
 
-LOGIT_ROWS = 256
-"""Rows of logits that are made at a time; more rows take several turns."""
+LOGIT_BUFFER = 32 << 20
+"""Logits of a slice of the vocabulary that `draw_tokens` makes at a time, whatever the batch."""
+LOGIT_ROWS = 32
+"""Rows whose logits are made as a whole at a time: those with filters, penalties or alternatives,
+and of prompts."""
+LOGIT_COPIES = 13
+"""Most bytes at one time while either is drawn from, as copies of it (sorting; noise on a CPU)."""
+DRAW_ROWS = 4096
+DRAW_CHUNK = 2048
+DRAW_BYTES = 32
+"""Per row and chunk of the vocabulary: what a draw keeps of it."""
 SPLIT_ROWS = 4096
 """Partial results of split attention that are kept at a time, per head; longer contexts and larger
 batches take several turns, so this does not grow."""
@@ -56,7 +65,7 @@ def workspace(
         "activations": stream + max(attention, dense, experts),
         "relative bias": max(_bias(a, sharding, token_budget) for a in attentions),
         "split attention": heads * SPLIT_ROWS * (max(a.head_dim for a in attentions) + 2) * FP32,
-        "logits": _logits(config, sharding),
+        "logits": _logits(config, token_budget),
         "towers": _towers(config),
     }
     if dequantised_layer:
@@ -161,10 +170,12 @@ def _experts(config: ModelConfig, sharding: Sharding, tokens: int) -> int:
     return values * ACTIVATION_BYTES
 
 
-def _logits(config: ModelConfig, sharding: Sharding) -> int:
-    """fp32 rows: the rank's own columns, all columns gathered, and their probabilities."""
-    rows = config.text.vocab_size
-    return LOGIT_ROWS * (rows // sharding.tp + 2 * rows) * FP32
+def _logits(config: ModelConfig, token_budget: int) -> int:
+    """fp32 logits with all that is made of them, and what is kept of each chunk."""
+    row = config.text.vocab_size * FP32
+    held = min(token_budget * row, max(LOGIT_ROWS * row, LOGIT_BUFFER))
+    chunks = -(-config.text.vocab_size // DRAW_CHUNK)
+    return LOGIT_COPIES * held + min(token_budget, DRAW_ROWS) * chunks * DRAW_BYTES
 
 
 def _towers(config: ModelConfig) -> int:

@@ -6,7 +6,7 @@ streamed turn and a whole one are made of the same pieces.
 
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from suzuri.server.errors import invalid
 from suzuri.server.logprobs import PromptFirst, chat_entry, check_entries, prompt_entries
 from suzuri.server.schema import ChatRequest
 from suzuri.server.service import Service, Work, bound, sampling
-from suzuri.server.streaming import DONE, event_frame
+from suzuri.server.streaming import DONE, counted, event_frame
 from suzuri.server.text_messages import render
 
 NEVER = -100.0
@@ -185,6 +185,12 @@ class Turn:
     def is_over(self) -> bool:
         return self._left == 0
 
+    def each(self, events: list[Event]) -> Iterator[Part]:
+        """`parts`, one event after the other: a choice has counted no token that is still to
+        come."""
+        for event in events:
+            yield from self.parts([event])
+
     def parts(self, events: list[Event]) -> list[Part]:
         found: list[Part] = []
         for event in self.prompt.through(0, events):
@@ -289,7 +295,8 @@ async def chat_chunks(work: Work, body: ChatRequest) -> AsyncGenerator[bytes]:
     head, before, after = event_frame(work, "chat.completion.chunk", usage=body.includes_usage)
     encode = msgspec.json.Encoder().encode
     plain = [_plain(choice.index, before, after) for choice in turn.choices]
-    only_text = not (body.logprobs or body.return_token_ids)
+    counts = body.counts_in_chunks
+    only_text = not (body.logprobs or body.return_token_ids or counts)
     is_simple = only_text and body.prompt_logprobs is None
     begun: set[int] = set()
     while not turn.is_over:
@@ -306,9 +313,11 @@ async def chat_chunks(work: Work, body: ChatRequest) -> AsyncGenerator[bytes]:
                         around = plain[event.index][kind]
                         yield b"".join((around[0], encode(text), around[1]))
                     continue
-        for part in turn.parts(events):
+        for part in turn.each(events) if counts else turn.parts(events):
             choice, _, pieces, ends = part
             index = choice.index
+            if counts:
+                after = counted(work.num_prompt, choice.num_tokens)
             if only_text and not ends and index in begun:
                 if not pieces:
                     continue
@@ -317,10 +326,8 @@ async def chat_chunks(work: Work, body: ChatRequest) -> AsyncGenerator[bytes]:
                     continue
             for item in _chunks(work, body, part, begins=index not in begun):
                 if not begun and (more := await _of_prompt(work, body, turn)):
-                    first: dict[str, Any] = {**head, **more, "choices": [item]}
-                    if body.includes_usage:
-                        first["usage"] = None
-                    parts += (b"data: ", encode(first), b"\n\n")
+                    opened = b"data: " + encode({**head, **more})[:-1] + b',"choices":['
+                    parts += (opened, encode(item), after)
                 else:
                     parts += (before, encode(item), after)
                 begun.add(index)

@@ -52,6 +52,7 @@ def _stream_options() -> dict[str, Any]:
         "type": ["object", "null"],
         "properties": {
             "include_usage": {"type": ["boolean", "null"]},
+            "continuous_usage_stats": {"type": ["boolean", "null"]},
             "include_obfuscation": {"enum": [None, False]},
         },
         "additionalProperties": False,

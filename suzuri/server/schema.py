@@ -101,10 +101,11 @@ OTHER_NAMES = {
 
 
 class StreamOptions(BaseModel):
-    """How a stream ends. `include_obfuscation` may only be false."""
+    """What a stream tells of usage. `include_obfuscation` may only be false."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -161,6 +162,11 @@ class Common(BaseModel):
         if self.stream_options is not None:
             if not self.stream:
                 raise invalid("stream_options: only with stream = true", "stream_options")
+            if self.stream_options.continuous_usage_stats and not self.includes_usage:
+                raise invalid(
+                    "stream_options.continuous_usage_stats: only with include_usage = true",
+                    "stream_options",
+                )
             if self.stream_options.include_obfuscation:
                 raise invalid(
                     "stream_options.include_obfuscation: not supported; leave it out",
@@ -188,6 +194,12 @@ class Common(BaseModel):
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def counts_in_chunks(self) -> bool:
+        """Whether every chunk tells the tokens so far."""
+        options = self.stream_options
+        return options is not None and bool(options.continuous_usage_stats)
 
     @property
     def choices(self) -> int:

@@ -256,6 +256,11 @@ class Work:
     def num_prompt(self) -> int:
         return sum(s.accepted.num_prompt for s in self.streams if s.accepted is not None)
 
+    def num_prompt_of(self, place: int) -> int:
+        """Tokens of one prompt, once it is accepted."""
+        accepted = self.streams[place].accepted
+        return 0 if accepted is None else accepted.num_prompt
+
     def prompt(self, place: int) -> list[int]:
         """The ids of a prompt as the model reads them, if they were wanted."""
         accepted = self.streams[place].accepted

@@ -33,6 +33,16 @@ def event_frame(work: Work, kind: str, *, usage: bool) -> tuple[dict[str, Any], 
     return head, before, b'],"usage":null}\n\n' if usage else b"]}\n\n"
 
 
+def counted(num_prompt: int, num_written: int) -> bytes:
+    """What stands after the choices of a chunk that tells the tokens so far: of the prompt, and of
+    the chunk's own choice."""
+    return b'],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}\n\n' % (
+        num_prompt,
+        num_written,
+        num_prompt + num_written,
+    )
+
+
 def one_lined(events: bytes) -> bytes:
     """Events with an escape for each character that some readers, httpx among them, take for the
     end of a line. In UTF-8 these bytes stand for nothing else, and only within strings."""

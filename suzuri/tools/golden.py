@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from suzuri.kernels import dispatch
 from suzuri.model.batch import Batch, pack
 from suzuri.model.cache import SequenceCache, decoder_attentions
 from suzuri.model.config import ModelConfig
@@ -249,7 +250,8 @@ def recorded(model: Inkling) -> Generator[dict[nn.Module, Any]]:
 
     handles = [module.register_forward_hook(keep) for module in model.decoder.modules()]
     try:
-        yield records
+        with dispatch.apart():
+            yield records
     finally:
         for handle in handles:
             handle.remove()

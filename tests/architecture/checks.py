@@ -94,8 +94,9 @@ ENVIRONMENT_MODULES = {"os", "posix", "nt", "posixpath", "ntpath"}
 
 PACKAGE = "suzuri/__init__.py"
 
-IMPORTS_BY_NAME = {"suzuri/processing/audio_decoders.py"}
-"""Files that may import a module by a name they are given: optional decoders."""
+IMPORTS_BY_NAME = {"suzuri/processing/audio_decoders.py", "suzuri/engine/compile_server.py"}
+"""Files that may import a module by a name they are given: optional decoders; those of kernels that
+another process asks for."""
 
 BROAD = {"Exception", "BaseException"}
 PUBLIC_AFTER_ALL = {"_replace", "_asdict", "_fields", "_make", "_field_defaults"} | {

@@ -265,7 +265,7 @@ def test_a_row_without_its_slot_is_refused():
     assert sampler.sample(torch.zeros(0, V), sampler.rows([])).ids_S.tolist() == []
 
 
-class _NoReadBack(TorchDispatchMode):
+class NoReadBack(TorchDispatchMode):
     """Refuses what makes the host wait for the device or lets values decide a shape."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -291,13 +291,13 @@ def test_nothing_between_logits_and_result_waits_for_the_device():
         for row in rows
     ]
     params = sampler.rows(states)
-    with _NoReadBack():
+    with NoReadBack():
         result = sampler.sample(logits, params)
         sampler.count(params, result.ids_S)
     assert (result.ids_S >= 0).all()
-    with pytest.raises(AssertionError, match="index by a mask"), _NoReadBack():
+    with pytest.raises(AssertionError, match="index by a mask"), NoReadBack():
         _ = logits[logits > 0]
-    with pytest.raises(AssertionError, match="_local_scalar_dense"), _NoReadBack():
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), NoReadBack():
         logits[0, 0].item()
 
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from suzuri.kernels.draw_tokens import draw_tokens
+from suzuri.kernels.draw_tokens.draws import Draws
 from suzuri.kernels.embedding import embedding
 from suzuri.kernels.embedding_sum import embedding_sum
 from suzuri.kernels.filter_logits import filter_logits
@@ -202,6 +204,26 @@ def _sample_tokens(draw: Draw) -> RowOp:
     )
 
 
+def _draw_tokens(draw: Draw) -> RowOp:
+    h, unembed = draw.normal(TOTAL, 33), draw.normal(2111, 33)
+    ask = Draws(
+        0.02 * draw.range(TOTAL),
+        draw.integers(1 << 62, TOTAL),
+        draw.integers(1 << 20, TOTAL),
+        draw.integers(16, TOTAL),
+    )
+    wants = draw.range(TOTAL) % 4
+
+    def run(rows: slice) -> Outputs:
+        given = (h[rows], unembed, Draws(*(x[rows] for x in ask)), wants[rows])
+        ids, raw, sampled = draw_tokens(*given, scale=1 / 24)
+        assert raw is not None
+        assert sampled is not None
+        return ids, raw, sampled
+
+    return run
+
+
 def _filter_logits(draw: Draw) -> RowOp:
     """Each row with filters of its own, some off; logits in eighths, so that many are equal."""
     logits = draw.layout((draw.normal(TOTAL, 301, scale=24.0).to(torch.int64) / 8).to(draw.dtype))
@@ -250,6 +272,7 @@ FORWARD_OPS: dict[str, Callable[[Draw], RowOp]] = {
     "log_softmax 4099": lambda draw: _log_softmax(draw, 4099),
     "token_logprobs": _token_logprobs,
     "sample_tokens": _sample_tokens,
+    "draw_tokens": _draw_tokens,
     "filter_logits": _filter_logits,
     "penalize_logits": _penalize_logits,
     "philox": _philox,

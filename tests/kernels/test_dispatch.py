@@ -7,6 +7,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from suzuri.kernels import dispatch
+from suzuri.kernels.draw_tokens import draw_tokens
 from suzuri.kernels.embedding import embedding
 from suzuri.kernels.embedding_sum import embedding_sum
 from suzuri.kernels.filter_logits import filter_logits
@@ -36,6 +37,7 @@ HEADS = torch.zeros(2, 1, 4, device="meta")
 PAGES = torch.zeros(1, 2, 1, 4, device="meta")
 
 CALLS = {
+    "draw_tokens": lambda: draw_tokens(X, X, scale=1.0),
     "embedding": lambda: embedding(I, X),
     "embedding_sum": lambda: embedding_sum(I[:, None], X),
     "filter_logits": lambda: filter_logits(X, X[:, 0], I, X[:, 0]),
@@ -149,6 +151,7 @@ NARROW = WIDE.to(torch.bfloat16)
 ROWS = torch.zeros(2, dtype=torch.int64)
 QUERY, PAGE = NARROW[:, None], WIDE.view(1, 2, 1, 4)
 MIXED = {
+    "draw_tokens": lambda: draw_tokens(NARROW, WIDE, scale=1.0),
     "matmul": lambda: matmul(NARROW, WIDE),
     "grouped_gemm": lambda: grouped_gemm(NARROW, WIDE[None], ROWS, out_dtype=WIDE.dtype),
     "router": lambda: router(

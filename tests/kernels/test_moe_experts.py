@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from suzuri.kernels import dispatch
-from suzuri.kernels.moe_experts import cases, moe_experts
+from suzuri.kernels.moe_combine import moe_combine
+from suzuri.kernels.moe_experts import cases, expert_outputs, moe_experts
 from tests.kernels.compare import (
     Arguments,
     assert_close,
@@ -59,6 +60,18 @@ def test_the_loop_is_the_composition(case: str, held: bool, dtype: torch.dtype):
     assert_same_bits(moe_experts(**changed(given, **rows)), expected[2:4])
 
 
+@each_low_dtype
+@pytest.mark.parametrize("case", SMALL)
+def test_outputs_that_are_combined_are_the_whole(case: str, dtype: torch.dtype):
+    given = arguments_of(case, dtype)
+    found = expert_outputs(**given)
+    slots = given["weights_NJ"].numel()
+    assert found.y_MD.shape == (slots, given["x_ND"].shape[1])
+    assert found.inverse_M.shape == (slots,)
+    combined = moe_combine(found.y_MD, found.permutation, found.weights_NJ, out_dtype=dtype)
+    assert_same_bits(combined, moe_experts(**given))
+
+
 def test_much_work_goes_to_all_threads_with_the_same_bits(monkeypatch: pytest.MonkeyPatch):
     from suzuri.kernels.moe_experts import cpu
 
@@ -92,5 +105,6 @@ def test_shapes_that_do_not_fit_are_refused():
         moe_experts(**changed(given, down_EDF=given["down_EDF"][:, :, :5]))
     with pytest.raises(ValueError, match="moe_experts: ids"):
         moe_experts(**changed(given, weights_NJ=given["weights_NJ"][:, :1]))
-    with pytest.raises(ValueError, match="one dtype"):
-        moe_experts(**changed(given, x_ND=given["x_ND"].bfloat16()))
+    for op in (moe_experts, expert_outputs):
+        with pytest.raises(ValueError, match="one dtype"):
+            op(**changed(given, x_ND=given["x_ND"].bfloat16()))

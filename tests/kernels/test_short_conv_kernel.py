@@ -1,13 +1,11 @@
 """short_conv's kernels: bit for bit the reference (products and sums only), ring included."""
 
-from itertools import accumulate
-
 import pytest
 import torch
-from torch import Tensor
 
 from suzuri.kernels.short_conv import cases, reference, short_conv
 from tests.kernels.compare import LOW, Arguments, assert_same_bits, changed, generator
+from tests.kernels.conv_batches import BATCHES, batch
 from tests.kernels.on_triton import in_interpreter, kernel_cases, nan_filled, on_gpu
 from tests.kernels.row_kernels import assert_rows_alone_on_gpu, without_sync
 from tests.kernels.triton_interpreter import patch_loop_bounds
@@ -15,13 +13,6 @@ from tests.kernels.triton_interpreter import patch_loop_bounds
 pytest.importorskip("triton")
 from suzuri.kernels.short_conv import kernel
 
-BATCHES = {
-    # name: (rows of each sequence, position of its first row)
-    "decode": ([1, 1, 1, 1], [0, 2, 7, 40]),
-    "verify": ([5, 5, 5], [0, 3, 11]),
-    "ragged": ([9, 0, 1, 2, 14, 1], [0, 5, 6, 1, 3, 0]),
-    "prefill": ([40, 3], [0, 2]),
-}
 FRESH: tuple[Arguments, ...] = (
     {},
     {"rows": 4, "channels": 32, "num_warps": 1},
@@ -55,26 +46,6 @@ def test_fresh_sequences_in_every_launch(device: str, case: str, dtype: torch.dt
         with nan_filled():
             found = kernel.short_conv(**given, state_LRC=None, slots_S=None, **options)
         assert_same_bits(found, expected, str(options))
-
-
-def batch(
-    name: str, device: str, dtype: torch.dtype, *, taps: int, channels: int = 21, seed: int = 2
-) -> Arguments:
-    lengths, firsts = BATCHES[name]
-    g = generator(seed, device)
-
-    def whole(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
-
-    return {
-        "x_NC": torch.randn(sum(lengths), channels, generator=g, device=device).to(dtype),
-        "weight_CK": torch.randn(channels, taps, generator=g, device=device).to(dtype),
-        "positions_N": whole(
-            [p for n, a in zip(lengths, firsts, strict=True) for p in range(a, a + n)]
-        ),
-        "seq_ids_N": whole([s for s, n in enumerate(lengths) for _ in range(n)]),
-        "seq_starts_S1": whole([0, *accumulate(lengths)]),
-    }
 
 
 @devices

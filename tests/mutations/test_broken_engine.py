@@ -182,7 +182,7 @@ def rows_changed(patch: Patch, change: Callable[[int, Any], Any]) -> None:
     def changed(usual: Any, sampler: Any, states: Any) -> Any:
         return usual(sampler, [change(i, state) for i, state in enumerate(states)])
 
-    wrap(patch, Sampler, "rows", changed)
+    wrap(patch, Sampler, "step", changed)
 
 
 def seed_depends_on_the_row(patch: Patch) -> None:

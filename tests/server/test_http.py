@@ -65,6 +65,12 @@ BAD: list[tuple[str, Any, str, str | None]] = [
     (CHAT, chat(stop=[1]), "string", "stop"),
     (CHAT, chat(stream_options={"include_usage": True}), "stream = true", "stream_options"),
     (CHAT, chat(stream=True, stream_options={"x": 1}), "no such", "stream_options"),
+    (
+        CHAT,
+        chat(stream=True, stream_options={"continuous_usage_stats": True}),
+        "only with include_usage",
+        "stream_options",
+    ),
     (CHAT, chat(max_tokenz=5), "did you mean max_tokens", "max_tokenz"),
     (CHAT, chat(functions=[]), "send tools", "functions"),
     (CHAT, chat(function_call="auto"), "send tool_choice", "function_call"),
@@ -283,6 +289,55 @@ def test_usage_comes_once_when_asked_for() -> None:
     assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["completion_tokens"] == len(TURN)
+
+
+@pytest.mark.parametrize("more", [{}, {"return_token_ids": True, "prompt_logprobs": 1}])
+@pytest.mark.parametrize("n", [1, 2])
+def test_every_chunk_counts_when_asked_to(n: int, more: dict[str, Any]) -> None:
+    """As vLLM's: the prompt's tokens, and those that this choice has so far."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    fields: dict[str, Any] = {"stream": True, "stream_options": options, "n": n, **more}
+    asked = [(CHAT, chat(**fields)), (COMPLETIONS, {"prompt": "hi", "max_tokens": 99, **fields})]
+    for path, body in asked:
+        *chunks, last = events(post(service(FakeEngine(TURN)), path, body).text)
+        seen: dict[int, list[int]] = {index: [] for index in range(n)}
+        for chunk in chunks:
+            usage, (choice,) = chunk["usage"], chunk["choices"]
+            assert usage["prompt_tokens"] == len(ids("hi"))
+            assert usage["total_tokens"] == len(ids("hi")) + usage["completion_tokens"]
+            seen[choice["index"]].append(usage["completion_tokens"])
+        for counts in seen.values():
+            assert counts == sorted(counts)
+            assert len(set(counts)) > 5
+            assert counts[-1] == len(TURN)
+        assert last["choices"] == []
+        assert last["usage"]["completion_tokens"] == n * len(TURN)
+
+
+@pytest.mark.parametrize("usage", [None, {"include_usage": True}])
+def test_chunks_of_texts_alone_are_those_that_have_more(usage: dict[str, Any] | None) -> None:
+    """They are made in a shorter way."""
+    fields: dict[str, Any] = {"stream": True, "stream_options": usage, "n": 2, "max_tokens": 99}
+    asked = {"prompt": ["hi", "ho"], **fields}
+    plain = events(post(service(FakeEngine(TURN)), COMPLETIONS, asked).text)
+    more = {**asked, "return_token_ids": True}
+    longer = events(post(service(FakeEngine(TURN)), COMPLETIONS, more).text)
+
+    def shown(chunks: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+        """Of each sample, without what was asked for beyond texts."""
+        found: dict[int, list[dict[str, Any]]] = {}
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                kept = {k: v for k, v in choice.items() if not k.endswith("token_ids")}
+                if kept["text"] or kept["finish_reason"]:
+                    rest = {k: v for k, v in chunk.items() if k not in ("id", "created", "choices")}
+                    found.setdefault(choice["index"], []).append({**rest, **kept})
+        return found
+
+    assert shown(plain) == shown(longer)
+    assert len(shown(plain)[3]) > 5
+    if usage is not None:
+        assert plain[-1]["usage"] == longer[-1]["usage"]
 
 
 def test_tool_choice_none_makes_calls_impossible() -> None:

@@ -45,8 +45,10 @@ def spans(name: str) -> list[tuple[int, int, bool]]:
 
 
 def test_a_cell_is_its_name() -> None:
-    for cell in (*LARGE, *SMALL, cell_named("trace:0.5"), cell_named("prefill:3x7:skewed")):
+    more = ("trace:0.5", "prefill:3x7:skewed", "agents:3", "agents:3x700", "agents:5:skewed")
+    for cell in (*LARGE, *SMALL, *map(cell_named, more)):
         assert cell_named(cell.name) == cell
+    assert (cell_named("agents:3").batch, cell_named("agents:3").length) == (3, 0)
     assert math.isinf(cell_named("trace:inf").rate)
     assert cell_named("decode:8x8192:skewed").skewed
     assert [cell.name for cell in LARGE[:10]] == list(TABLE)
@@ -58,6 +60,7 @@ def test_a_cell_is_its_name() -> None:
         *("decode", "decode:", "decode:8", "decode:x8", "decode:8x8:skew", "train:8x8"),
         *("decode:-1x8", "decode:0x8", "decode:1x0", "decode:5000x1", "prefill:1x4194305"),
         *("trace:0", "trace:-1", "trace:nan", "trace:fast", "decode:8x8:skewed:skewed"),
+        *("agents", "agents:", "agents:0", "agents:513", "agents:2x0", "agents:x", "agents:-1"),
     ],
 )
 def test_what_is_no_cell_is_refused_by_name(word: str) -> None:

@@ -12,7 +12,8 @@ import torch
 from suzuri.engine.config import EngineConfig
 from suzuri.model.config import preset
 from suzuri.model.inkling import Inkling
-from suzuri.tools.bench.cells import cell_named
+from suzuri.tools.bench.agents import TURNS, agents_of, length_for, longest, measure_agents
+from suzuri.tools.bench.cells import AGENT_TOKENS, cell_named
 from suzuri.tools.bench.config import ServingConfig
 from suzuri.tools.bench.floors import StepFloors
 from suzuri.tools.bench.measure import Bench, measure_decode, measure_prefill, params
@@ -141,6 +142,38 @@ def test_a_prefill_cell_runs_every_prompt_whole_and_finds_no_prefix(
     assert found["steps"] >= 3
     assert found["tokens_per_s"] == pytest.approx(6e5 / found["ms"])
     assert found["floor_ms"] == pytest.approx(bench.floors.step([(0, 200, True)] * 3).ms)
+
+
+def test_agents_go_on_from_what_the_cache_has(bench: Bench, watches: list[Watch]) -> None:
+    """Every turn finds all that the one before has left; what is new, and no more, is run."""
+    found = measure_agents(bench, cell_named("agents:3x600"))
+    (watch,) = watches
+    sizes = agents_of(bench, 3, 600)
+    assert [agent.new for agent in sizes] == [50, 60, 70]
+    assert found["requests"] == 3 * TURNS
+    assert found["median_prompt"] == pytest.approx(600, rel=0.01)
+    assert found["hit_rate"] == 1.0
+    assert found["cached_tokens"] == found["shared_tokens"]
+    assert found["hit_of_prompt"] == pytest.approx(0.9, abs=0.01)
+    assert found["answer_tokens"] == TURNS * sum(agent.answer for agent in sizes)
+    # The last token of an answer is run by the turn that goes on from it. A sequence that has ended
+    # may have run one token too many.
+    rows = sum(count for step in watch.steps for _, count, _ in step.spans)
+    needed = found["prompt_tokens"] - found["cached_tokens"]
+    needed += found["answer_tokens"] - found["requests"]
+    assert needed <= rows <= needed + found["requests"]
+    assert set(found["first_token_ms"]) == {"p50", "p90", "p99", "max"}
+    assert found["preemptions"] == 0
+
+
+@pytest.mark.parametrize("number", [1, 2, 7])
+def test_agents_fit_into_the_context_that_the_cell_does_not_name(bench: Bench, number: int) -> None:
+    cell = cell_named(f"agents:{number}")
+    length, most = length_for(bench, cell), SHAPE.text.model_max_length
+    assert 0.6 * most < length < most < AGENT_TOKENS
+    assert max(map(longest, agents_of(bench, number, length))) < most
+    with pytest.raises(DoesNotFit):
+        measure_agents(bench, cell_named(f"agents:1x{most}"))
 
 
 def test_a_trace_is_the_same_at_every_rate_and_gives_all_its_tokens(bench: Bench) -> None:

@@ -38,6 +38,7 @@ def grouped_gemm(
         _products(x, w, offsets, y, LOT * first, min(LOT * last, rows))
 
     spread(y.size * k, -(-rows // LOT), run)
+    y[offsets[-1] :] = 0.0
     return tensor(y, out_dtype)
 
 

@@ -1,9 +1,26 @@
 """All experts of a layer: sort, two products with SwiGLU between, and the weighted sum."""
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from suzuri.kernels import dispatch, exact
 from suzuri.kernels.moe_experts import reference
+from suzuri.kernels.moe_permute import Permutation
+
+
+class ExpertOutputs(NamedTuple):
+    """What `moe_combine` adds up: y_MD [N * J, D] the rounded, unweighted outputs of the slots,
+    sorted by expert; their order; weights_NJ [N, J] as given to `expert_outputs`."""
+
+    y_MD: Tensor
+    permutation: Permutation
+    weights_NJ: Tensor
+
+    @property
+    def inverse_M(self) -> Tensor:
+        """[N * J] int64: the row of y_MD of slot (n, j) at n * J + j."""
+        return self.permutation.inverse_M
 
 
 def moe_experts(
@@ -21,18 +38,7 @@ def moe_experts(
     `moe_permute`, `grouped_gemm` (fp32 out), `swiglu`, `grouped_gemm` and `moe_combine`, with the
     roundings of each. Gradients: all floating inputs.
     """
-    experts, doubled, width = gate_up_EFD.shape
-    if down_EDF.shape != (experts, width, doubled // 2) or x_ND.shape[1] != width:
-        raise ValueError(
-            f"moe_experts: x {list(x_ND.shape)}, gate and up {list(gate_up_EFD.shape)}, down "
-            f"{list(down_EDF.shape)}"
-        )
-    if any(w.dtype != x_ND.dtype for w in (gate_up_EFD, down_EDF)):
-        raise ValueError("moe_experts: x and the weights must have one dtype")
-    if experts_NK.shape[1] > weights_NJ.shape[1] or experts_NK.shape[0] != weights_NJ.shape[0]:
-        raise ValueError(
-            f"moe_experts: ids {list(experts_NK.shape)} for weights {list(weights_NJ.shape)}"
-        )
+    _check(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
     given = (x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
     numbers = (x_ND, weights_NJ, gate_up_EFD, down_EDF)
     if exact.records_gradient(*numbers) and not dispatch.is_forced():
@@ -46,3 +52,41 @@ def moe_experts(
             return cpu.moe_experts(*given)
     # On a GPU too: every part has its kernel. Large work on a CPU: its parts use all threads.
     return reference.moe_experts(*given)
+
+
+def expert_outputs(
+    x_ND: Tensor,
+    experts_NK: Tensor,
+    weights_NJ: Tensor,
+    gate_up_EFD: Tensor,
+    down_EDF: Tensor,
+) -> ExpertOutputs:
+    """`moe_experts` without its sum: moe_combine(y_MD, permutation, weights_NJ, out_dtype=dtype of
+    x) of what comes back has its bits. For callers that combine in an op of their own.
+
+    Arguments and errors as `moe_experts`. Gradients: those of the parts.
+    """
+    _check(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
+    y_MD, order = reference.slot_outputs(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
+    return ExpertOutputs(y_MD, order, weights_NJ)
+
+
+def _check(
+    x_ND: Tensor,
+    experts_NK: Tensor,
+    weights_NJ: Tensor,
+    gate_up_EFD: Tensor,
+    down_EDF: Tensor,
+) -> None:
+    experts, doubled, width = gate_up_EFD.shape
+    if down_EDF.shape != (experts, width, doubled // 2) or x_ND.shape[1] != width:
+        raise ValueError(
+            f"moe_experts: x {list(x_ND.shape)}, gate and up {list(gate_up_EFD.shape)}, down "
+            f"{list(down_EDF.shape)}"
+        )
+    if any(w.dtype != x_ND.dtype for w in (gate_up_EFD, down_EDF)):
+        raise ValueError("moe_experts: x and the weights must have one dtype")
+    if experts_NK.shape[1] > weights_NJ.shape[1] or experts_NK.shape[0] != weights_NJ.shape[0]:
+        raise ValueError(
+            f"moe_experts: ids {list(experts_NK.shape)} for weights {list(weights_NJ.shape)}"
+        )

@@ -34,7 +34,25 @@ def moe_experts(
     gate_up_EFD: Tensor,
     down_EDF: Tensor,
 ) -> Tensor:
-    return with_parts(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)[0]
+    y_MD, order = slot_outputs(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
+    return moe_combine(y_MD, order, weights_NJ, out_dtype=x_ND.dtype)
+
+
+def slot_outputs(
+    x_ND: Tensor,
+    experts_NK: Tensor,
+    weights_NJ: Tensor,
+    gate_up_EFD: Tensor,
+    down_EDF: Tensor,
+) -> tuple[Tensor, Permutation]:
+    """The sorted outputs of all slots [M, D], not weighted. Gate and up of a slot never leave the
+    product's kernel."""
+    num_experts = gate_up_EFD.shape[0]
+    experts_NJ = with_shared(experts_NK, weights_NJ.shape[1], num_experts)
+    rows_MD, order = moe_permute(x_ND, experts_NJ, num_experts=num_experts)
+    dtype, offsets_E1 = x_ND.dtype, order.offsets_E1
+    hidden_MF = grouped_gemm(rows_MD, gate_up_EFD, offsets_E1, out_dtype=dtype, swiglu=True)
+    return grouped_gemm(hidden_MF, down_EDF, offsets_E1, out_dtype=dtype), order
 
 
 def with_parts(
@@ -44,6 +62,7 @@ def with_parts(
     gate_up_EFD: Tensor,
     down_EDF: Tensor,
 ) -> tuple[Tensor, Kept]:
+    """`moe_experts` part by part, and what its gradient wants to have."""
     dtype, wide = x_ND.dtype, exact.at_least_fp32(x_ND.dtype)
     num_experts = gate_up_EFD.shape[0]
     experts_NJ = with_shared(experts_NK, weights_NJ.shape[1], num_experts)

@@ -16,7 +16,7 @@ NO_ID = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def _gumbel(word):
+def gumbel(word):
     """The noise of a random word, by the formula of the contract."""
     u = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
     series = u * (1.0 + u * (0.5 + u * 0.3333333333333333))
@@ -25,7 +25,7 @@ def _gumbel(word):
 
 
 @triton.jit
-def _first_best(score, ids):
+def first_best(score, ids):
     """(largest score, lowest of `ids` that has it); (NaN, any) if there is a NaN."""
     is_nan = score != score  # noqa: PLR0124
     best = tl.max(tl.where(is_nan, float("-inf"), score), axis=0)
@@ -66,8 +66,8 @@ def _parts_kernel(
             zero + tl.load(samples + row).to(tl.uint32),
         )
         word = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))  # a0 b0 c0 d0 a1 ..
-        score = tl.div_rn(score, divisor) + _gumbel(word)
-    value, first = _first_best(score, ids)
+        score = tl.div_rn(score, divisor) + gumbel(word)
+    value, first = first_best(score, ids)
     place = row * tl.num_programs(1) + part
     tl.store(best + place, value)
     tl.store(best_ids + place, first)
@@ -79,7 +79,7 @@ def _best_kernel(best, best_ids, out, num_parts, PARTS: tl.constexpr):
     part = tl.arange(0, PARTS)
     at, inside = row * num_parts + part, part < num_parts
     score = tl.load(best + at, mask=inside, other=float("-inf"))
-    value, first = _first_best(score, tl.load(best_ids + at, mask=inside, other=NO_ID))
+    value, first = first_best(score, tl.load(best_ids + at, mask=inside, other=NO_ID))
     # NaN compares as false, and -inf is no answer either.
     tl.store(out + row, tl.where(value > float("-inf"), first, -1).to(tl.int64))
 

@@ -30,10 +30,17 @@ def sample_tokens(
 
 
 def gumbel(
-    seeds_N: Tensor, positions_N: Tensor, sample_index_N: Tensor, purpose: int, vocabulary: int
+    seeds_N: Tensor,
+    positions_N: Tensor,
+    sample_index_N: Tensor,
+    purpose: int,
+    vocabulary: int,
+    *,
+    first: int = 0,
 ) -> Tensor:
-    """Standard Gumbel noise [N, V] fp32; element (n, v) depends on row n's counters and v alone."""
-    blocks_1B = torch.arange(-(-vocabulary // 4), device=seeds_N.device)[None]
+    """Standard Gumbel noise [N, V] fp32 of the ids from `first`, a multiple of 4, on; that of id v
+    depends on row n's counters and v alone."""
+    blocks_1B = first // 4 + torch.arange(-(-vocabulary // 4), device=seeds_N.device)[None]
     words = philox(
         seeds_N[:, None],
         positions_N[:, None],

@@ -4,21 +4,26 @@ import dataclasses
 import math
 import re
 
-KINDS = ("decode", "prefill", "trace")
+KINDS = ("decode", "prefill", "trace", "agents")
 SKEWED = "skewed"
 SPELLING = (
     "decode:BxN (B sequences behind N tokens), prefill:BxN (B prompts of N tokens), either with "
-    ":skewed, trace:R (R requests per second, or inf)"
+    ":skewed, trace:R (R requests per second, or inf), agents:A (A agents, or AxN: with prompts of "
+    "N tokens in the median)"
 )
 _SIZE = re.compile(r"(\d+)x(\d+)")
 MOST = 1 << 22
 """Sequences times tokens of a cell at most."""
+MOST_AGENTS = 512
+AGENT_TOKENS = 65_536
+"""Of an agent's prompt in the median, where the cell says nothing and the context holds them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cell:
-    """`batch` sequences; `length` tokens before the decoded one, or of each prompt. A trace has a
-    `rate` in requests per second instead. `skewed`: some experts are chosen far more often."""
+    """`batch` sequences; `length` tokens before the decoded one, or of each prompt (of agents in
+    the median; 0: AGENT_TOKENS, or what the context holds). A trace has a `rate` in requests per
+    second instead. `skewed`: some experts are chosen far more often."""
 
     kind: str
     batch: int = 0
@@ -30,6 +35,8 @@ class Cell:
     def name(self) -> str:
         """As on the command line."""
         size = f"{self.rate:g}" if self.kind == "trace" else f"{self.batch}x{self.length}"
+        if self.kind == "agents" and not self.length:
+            size = str(self.batch)
         return f"{self.kind}:{size}" + (f":{SKEWED}" if self.skewed else "")
 
     def is_meant_by(self, word: str) -> bool:
@@ -52,6 +59,8 @@ def cell_named(word: str) -> Cell:
         if math.isnan(rate) or rate <= 0:
             raise wrong
         return Cell(kind=kind, rate=rate, skewed=bool(end))
+    if kind == "agents" and size.isascii() and size.isdigit() and 1 <= int(size) <= MOST_AGENTS:
+        return Cell(kind=kind, batch=int(size), skewed=bool(end))
     match = _SIZE.fullmatch(size)
     if match is None:
         raise wrong
@@ -72,7 +81,7 @@ LARGE = _cells(
     *("decode:64x1024", "decode:256x1024"),
     *("prefill:1x1024", "prefill:1x8192", "prefill:8x8192", "prefill:1x65536"),
     *("decode:64x1024:skewed", "decode:256x1024:skewed", "prefill:1x8192:skewed"),
-    *("trace:2", "trace:8", "trace:inf"),
+    *("trace:2", "trace:8", "trace:inf", "agents:16"),
 )
 """The table of docs/bench.md; the first ten have recorded figures of other systems."""
 LARGE_QUICK = _cells(
@@ -81,7 +90,7 @@ LARGE_QUICK = _cells(
 )
 SMALL = _cells(
     *("decode:1x64", "decode:1x512", "decode:8x64", "decode:32x64", "decode:32x64:skewed"),
-    *("prefill:1x64", "prefill:1x512", "prefill:4x64", "trace:inf"),
+    *("prefill:1x64", "prefill:1x512", "prefill:4x64", "trace:inf", "agents:4x512"),
 )
 """Of models whose context is shorter than the large cells."""
 SMALL_QUICK = _cells("decode:1x64", "decode:4x64", "decode:4x64:skewed", "prefill:2x64")

@@ -37,8 +37,8 @@ class ServingConfig:
     the shapes of benchmarks/shapes, on a CPU tiny."""
 
     cells: tuple[str, ...] = ()
-    """Which cells: decode, prefill, trace, skewed, or by name: decode:8x8192, prefill:1x1024,
-    trace:4, decode:64x1024:skewed. Without any: all of the table."""
+    """Which cells: decode, prefill, trace, agents, skewed, or by name: decode:8x8192,
+    prefill:1x1024, trace:4, agents:16, decode:64x1024:skewed. Without any: all of the table."""
 
     device: str = "cuda"
     """Where the models run: cpu, cuda, cuda:1, ..."""

@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from suzuri.kernels.attention_prologue import Scaling, Sequences, State, attention_prologue
 from suzuri.kernels.attention_prologue import cases as attention_prologue_cases
+from suzuri.kernels.draw_tokens import cases as draw_tokens_cases
+from suzuri.kernels.draw_tokens import draw_tokens
 from suzuri.kernels.embedding import cases as embedding_cases
 from suzuri.kernels.embedding import embedding
 from suzuri.kernels.embedding_sum import cases as embedding_sum_cases
@@ -51,6 +53,8 @@ from suzuri.kernels.random_normal import cases as random_normal_cases
 from suzuri.kernels.random_normal import random_normal
 from suzuri.kernels.relative_attention import cases as relative_attention_cases
 from suzuri.kernels.relative_attention import relative_attention
+from suzuri.kernels.residual_norm import cases as residual_norm_cases
+from suzuri.kernels.residual_norm import residual_norm
 from suzuri.kernels.rms_norm import cases as rms_norm_cases
 from suzuri.kernels.rms_norm import rms_norm
 from suzuri.kernels.router import cases as router_cases
@@ -264,6 +268,12 @@ OPS: dict[str, Op] = {
             moved=_prologue_bytes,
         ),
         _plain(
+            "draw_tokens",
+            draw_tokens_cases,
+            draw_tokens,
+            flops=lambda given: 2 * given["h_ND"].shape[0] * given["unembed_VD"].numel(),
+        ),
+        _plain(
             "embedding",
             embedding_cases,
             embedding,
@@ -364,6 +374,7 @@ OPS: dict[str, Op] = {
             flops=_rows_flops,
             free=_free_attention,
         ),
+        _plain("residual_norm", residual_norm_cases, residual_norm),
         _plain(
             "rms_norm",
             rms_norm_cases,

@@ -47,7 +47,9 @@ def task_of(
     have to reach into their weights."""
     return Task(
         config=str(config),
-        cells=[dataclasses.asdict(c) for c in cells if c.kind != "trace" and not c.skewed],
+        cells=[
+            dataclasses.asdict(c) for c in cells if c.kind in ("decode", "prefill") and not c.skewed
+        ],
         repeats=repeats,
         steps=steps,
         token_budget=token_budget,

@@ -20,8 +20,8 @@ COLUMNS = (
 OTHERS = "others, ms"
 EXPLAINED = (
     "ms: synchronised clock, whole steps (decode: one step; prefill: until every prompt has its "
-    "first token; trace: median time between tokens). share: floor / ms. experts: different ones "
-    "that a layer used, of those expected for random routing; * where the floor counts those used."
+    "first token; trace, agents: median between tokens). share: floor / ms. experts: different "
+    "ones a layer used, of those expected for random routing; * where the floor counts those used."
 )
 
 
@@ -74,6 +74,11 @@ def _words(row: dict[str, Any], document: dict[str, Any]) -> list[str]:
 
 def _others(row: dict[str, Any], document: dict[str, Any]) -> list[str]:
     found = [f"{one['system']} {_number(one['ms'])} (recorded)" for one in row["recorded"]]
+    if "first_token_ms" in row:
+        found.append(f"first token after {_number(row['first_token_ms']['p50'])}")
+    if "hit_rate" in row:
+        shares = _percent(row["hit_rate"]), _percent(row["hit_of_prompt"])
+        found.append("cached {} of what is shared, {} of prompts".format(*shares))
     for system, models in document["peers"].items():
         answer = models.get(row["model"], {})
         if row["cell"] in answer.get("cells", {}):

@@ -19,6 +19,7 @@ from suzuri.model.config import ModelConfig
 from suzuri.model.inkling import Inkling
 from suzuri.model.locate import Located, locate
 from suzuri.model.sizes import Layout, weights_by_part
+from suzuri.tools.bench.agents import measure_agents
 from suzuri.tools.bench.card import card_for, limits
 from suzuri.tools.bench.cells import Cell, chosen_cells, default_cells
 from suzuri.tools.bench.config import ServingConfig
@@ -33,7 +34,12 @@ from suzuri.tools.bench.trace import measure_trace
 from suzuri.tools.bench.weights import draw_model, skewed_routing
 from suzuri.tools.plan.hardware import Gpu
 
-MEASURES = {"decode": measure_decode, "prefill": measure_prefill, "trace": measure_trace}
+MEASURES = {
+    "decode": measure_decode,
+    "prefill": measure_prefill,
+    "trace": measure_trace,
+    "agents": measure_agents,
+}
 WIDTH = 160
 log = get_logger(__name__)
 

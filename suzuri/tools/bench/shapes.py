@@ -47,7 +47,7 @@ def decoder_only(config: ModelConfig) -> ModelConfig:
 def recorded(config: ModelConfig, cell: Cell, folder: Path = SHAPES) -> list[Recorded]:
     """Figures of other systems for this cell, of every peers-*.json beside the shapes. A model is
     recognised by its numbers, not by its name."""
-    if cell.kind == "trace" or cell.skewed:
+    if cell.kind not in ("decode", "prefill") or cell.skewed:
         return []
     found: list[Recorded] = []
     for path in sorted(folder.glob("peers-*.json")):

@@ -129,8 +129,8 @@ def measure_trace(bench: Bench, cell: Cell) -> dict[str, Any]:
         "tokens_per_s": lengths[1] / seconds,
         "all_tokens_per_s": sum(lengths) / seconds,
         "tokens_per_s_per_user": 1.0 / between,
-        "first_token_ms": _percentiles(first),
-        "between_tokens_ms": _percentiles(gaps),
+        "first_token_ms": percentiles(first),
+        "between_tokens_ms": percentiles(gaps),
         "gpu_ms": statistics.median(gpu) if gpu else None,
         "launch_ms": statistics.median(step.launch_ms for step in watch.steps),
         # Of the whole trace: every step at its own floor, one after another.
@@ -140,7 +140,8 @@ def measure_trace(bench: Bench, cell: Cell) -> dict[str, Any]:
     }
 
 
-def _percentiles(seconds: list[float]) -> dict[str, float]:
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    """Some, and the largest, in milliseconds."""
     ordered = sorted(seconds)
     place = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
     last = len(ordered) - 1

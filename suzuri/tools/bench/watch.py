@@ -44,6 +44,7 @@ class Watch:
     def execute(self, plan: Plan) -> Launched:
         if self.skip_prompts:
             works = [_last_row(work) for work in plan.works if work.samples]
+            works = works or [_last_row(work) for work in plan.works[:1]]  # a step has rows
             plan = dataclasses.replace(plan, works=works)
         begin = self._event()
         start = time.perf_counter()

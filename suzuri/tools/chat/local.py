@@ -13,7 +13,7 @@ from suzuri.engine.engine import TokenEvent
 from suzuri.engine.load import load_engine
 from suzuri.engine.prompts import prepare_chat
 from suzuri.engine.request import Request
-from suzuri.engine.worker import warm_up
+from suzuri.engine.warm_up import warm_up
 from suzuri.interrupts import interrupts_wait
 from suzuri.model.presets import DEFAULT_MODEL
 from suzuri.processing.chat import ChatRenderer

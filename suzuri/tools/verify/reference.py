@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from suzuri.kernels import dispatch
 from suzuri.kernels.log_softmax import log_softmax
 from suzuri.kernels.sample_tokens import sample_tokens
 from suzuri.model.batch import Batch, pack
@@ -214,7 +215,8 @@ def watched(
 
     handles = [module.register_forward_hook(keep(name)) for name, module in parts.items()]
     try:
-        yield found
+        with dispatch.apart():
+            yield found
     finally:
         for handle in handles:
             handle.remove()

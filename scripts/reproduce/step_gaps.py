@@ -1,0 +1,151 @@
+"""How long the GPU stands still between the steps of the engine: scheduling overlaps with them.
+
+    python scripts/reproduce/step_gaps.py benchmarks/shapes/L6E64 decode:1x1024 decode:64x1024 \\
+        --out gaps.json --plot gaps.png
+
+The profiler's trace of some decode steps in a row, with the engine's overlap and without. Of each:
+the share of time in which a kernel or copy runs, the time without one per step, the longest such
+gap, and the clock per step without the profiler. The plot shows some steps, a bar where the GPU
+works.
+"""
+
+import argparse
+import dataclasses
+import gc
+import itertools
+import json
+import time
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
+from torch.profiler import ProfilerActivity, profile
+
+from suzuri.model.locate import locate
+from suzuri.tools.bench.card import card_for
+from suzuri.tools.bench.cells import Cell, cell_named
+from suzuri.tools.bench.floors import StepFloors
+from suzuri.tools.bench.measure import WARM_STEPS, Bench, begin_decode
+from suzuri.tools.bench.record import gpu_name, header, write
+from suzuri.tools.bench.shapes import decoder_only
+from suzuri.tools.bench.weights import draw_model
+
+STEPS, SHOWN_STEPS = 24, 4
+Span = tuple[float, float]
+
+
+def busy(spans: Many[Span]) -> list[Span]:
+    """The union of intervals (start, end), in order."""
+    found: list[list[float]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], end)
+        else:
+            found.append([start, end])
+    return [(start, end) for start, end in found]
+
+
+def gaps(spans: Many[Span], steps: int) -> dict[str, float]:
+    """Of the busy intervals of so many steps, in microseconds: see the module."""
+    between = [after[0] - before[1] for before, after in itertools.pairwise(spans)]
+    whole = spans[-1][1] - spans[0][0]
+    return {
+        "busy_share": 1 - sum(between) / whole,
+        "idle_us_per_step": sum(between) / steps,
+        "longest_gap_us": max(between, default=0.0),
+        "gaps_over_20_us_per_step": sum(gap > 20 for gap in between) / steps,
+    }
+
+
+def look(bench: Bench, cell: Cell, *, overlap: bool) -> tuple[dict[str, Any], list[Span]]:
+    """One cell: the clock without the profiler, then the trace with it."""
+    engine, _ = begin_decode(bench, cell, 2 * STEPS + WARM_STEPS + 4)
+    engine.config = dataclasses.replace(engine.config, overlap=overlap)
+    for _ in range(WARM_STEPS):
+        engine.step()
+    torch.cuda.synchronize(bench.device)
+    start = time.perf_counter()
+    for _ in range(STEPS):
+        engine.step()
+    torch.cuda.synchronize(bench.device)
+    ms = 1e3 * (time.perf_counter() - start) / STEPS
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(STEPS):
+            engine.step()
+        torch.cuda.synchronize(bench.device)
+    spans = busy(
+        [
+            (event.time_range.start, event.time_range.end)
+            for event in seen.events() or ()
+            if event.device_type == DeviceType.CUDA
+        ]
+    )
+    for sequence in list(engine.scheduler.running):
+        engine.abort(sequence.request.id)
+    engine.run()
+    return {"cell": cell.name, "overlap": overlap, "ms": ms} | gaps(spans, STEPS), spans
+
+
+def draw(rows: Many[tuple[str, list[Span], float]], path: Path) -> None:
+    """Bars where the GPU works: (label, busy intervals, ms per step) by row."""
+    import matplotlib.pyplot as plt
+
+    figure, all_axes = plt.subplots(
+        len(rows), 1, figsize=(9, 1.1 * len(rows) + 0.6), squeeze=False, layout="constrained"
+    )
+    for axes, (label, spans, ms) in zip(all_axes[:, 0], rows, strict=True):
+        first = spans[len(spans) // 2][0]
+        last = first + 1e3 * ms * SHOWN_STEPS
+        shown = [(start - first, end - start) for start, end in spans if first <= start < last]
+        axes.broken_barh(shown, (0, 1))
+        axes.set_xlim(0, last - first)
+        axes.set_yticks([])
+        axes.set_title(label, fontsize=9, loc="left")
+    all_axes[-1, 0].set_xlabel("microseconds")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("model")
+    parser.add_argument("cells", nargs="+", type=cell_named)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    device = torch.device("cuda")
+    shape = decoder_only(locate(options.model).config)
+    card = card_for(None, gpu_name(device))
+    if card is None or any(cell.kind != "decode" for cell in options.cells):
+        raise SystemExit("step_gaps: needs a GPU that suzuri plan knows, and decode cells")
+    bench = Bench(
+        model=draw_model(shape, dtype=torch.bfloat16, device=device, seed=0),
+        floors=StepFloors(shape, card),
+        dtype="bfloat16",
+        repeats=1,
+        steps=1,
+        requests=1,
+        token_budget=8192,
+        seed=0,
+        tick=lambda _: None,
+    )
+    document = header("step gaps", device, {"model": options.model}) | {"cells": []}
+    rows: list[tuple[str, list[Span], float]] = []
+    for cell in options.cells:
+        for overlap in (True, False):
+            gc.collect()
+            torch.cuda.empty_cache()
+            found, spans = look(bench, cell, overlap=overlap)
+            document["cells"].append(found)
+            write(options.out, document)
+            print(json.dumps(found), flush=True)
+            label = f"{cell.name}, {'with' if overlap else 'without'} overlap"
+            rows.append((label, spans, found["ms"]))
+    if options.plot is not None:
+        draw(rows, options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""scripts/reproduce/performance.py: the page says what the result files say, and no more."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from suzuri.tools.bench.shapes import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    path = ROOT / "scripts" / "reproduce" / "performance.py"
+    spec = importlib.util.spec_from_file_location("performance", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_every_cell_of_the_files(script: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    assert script.main(["--page", str(page)]) == 0
+    text = page.read_text()
+    for name in ("serving-L6E64.json", "serving-L4E256.json"):
+        assert f"`{name}`" in text
+        for row in json.loads((RESULTS / name).read_text())["cells"]:
+            if row["kind"] in ("decode", "prefill"):
+                (line,) = (x for x in text.splitlines() if x.startswith(_first(script, row)))
+                assert f"| {script.number(row['ms'])} |" in line
+    assert text.count("\n| decode 1 x 1024 |") == 1
+    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def _first(script: ModuleType, row: dict[str, Any]) -> str:
+    return f"| {script.spoken(row['cell'])} |"
+
+
+def test_parts_without_a_file_are_left_out_and_others_come(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    serving = json.loads((RESULTS / "serving-L6E64.json").read_text())
+    times = {"p50": 1.0, "p90": 2.0, "p99": 3.0, "max": 4.0}
+    agents = {"model": "L6E64", "cell": "agents:16", "kind": "agents", "batch": 16, "requests": 48}
+    agents |= {"median_prompt": 65536.0, "hit_rate": 0.999, "hit_of_prompt": 0.9, "skewed": False}
+    agents |= {"tokens_per_s": 512.0, "first_token_ms": times, "between_tokens_ms": times}
+    rate = {"rate": 4.0, "ttft_ms": times, "itl_ms": times, "goodput": 0.75}
+    batch = {"step_ms": 10.0, "seconds": 2.0}
+    http = {"config": {"batch": 64, "input": 1024, "output": 128}, "http": batch, "rates": [rate]}
+    http |= {"engine": batch, "overhead": {"step_ms": 0.0, "seconds": 0.0}}
+    (tmp_path / "serving-L6E64.json").write_text(json.dumps(serving))
+    (tmp_path / "agents-L6E64.json").write_text(json.dumps({**serving, "cells": [agents]}))
+    (tmp_path / "http-serving.json").write_text(json.dumps(http))
+    page = tmp_path / "page.md"
+    assert script.main(["--results", str(tmp_path), "--page", str(page)]) == 0
+    text = page.read_text()
+    assert "16 agents, 65,536 tokens in the median, 90 % cached (99.9 % of what is shared)" in text
+    assert "| streams | 4 | 1.00 | 3.00 | 1.00 | 3.00 | 75 % |" in text
+    assert "10.00 ms a step over HTTP, 10.00 in the engine alone (+0.0 %)" in text
+    assert "launches" not in text
+    assert "exactness costs" not in text
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert script.main(["--results", str(empty), "--page", str(page)]) == 1
