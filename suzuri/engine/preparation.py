@@ -3,7 +3,7 @@ is compiled, tested and recorded now.
 
 Read `Preparation.prepare`: a walk through the steps finds the kernels (rehearsal.py), they are
 compiled on all cores (compilation.py), the library's products are tested
-(kernels/matmul/buckets.py), one short request runs, and decode steps of the common sizes are
+(kernels/matmul/buckets.py), one short request runs, and steps of the common sizes are
 recorded. On GPUs only: this file loads Triton. Nothing here may keep an engine from serving: what
 fails is told, and comes on first use as it would have.
 """
@@ -23,7 +23,7 @@ from suzuri.engine.runner import Runner
 from suzuri.engine.warm_up import warm_up
 from suzuri.kernels.matmul import buckets
 from suzuri.log import get_logger
-from suzuri.model.sizes_workspace import decode_buckets
+from suzuri.model.sizes_workspace import decode_buckets, row_buckets
 
 Show = Callable[[str, int, int], None]
 """(what, done, total)."""
@@ -119,16 +119,20 @@ class Preparation:
         done.problems += [f"{name}: {why}" for name, why in here.problems.items()]
 
     def _record(self, runner: Runner, show: Show, done: Prepared) -> None:
-        """Decode steps of all small batches, then of larger ones, as long as the time lasts."""
+        """Decode steps of all small batches, then of larger ones, then one prompt, longest first,
+        as long as the time lasts."""
         sizes = decode_buckets(runner.config.max_running)
         powers = [size for size in sizes if size > SMALL and size & (size - 1) == 0]
-        wanted = [*(size for size in sizes if size <= SMALL), *powers]
+        wanted = [(size, 0) for size in (*(size for size in sizes if size <= SMALL), *powers)]
+        for rows in reversed(row_buckets(runner.config.token_budget)):
+            # A whole size, and with padding, which is a sequence more.
+            wanted += [(rows, 1), (rows, 2)] if rows & (rows - 1) == 0 else [(rows, 2)]
         end = time.monotonic() + GRAPH_SECONDS
-        for i, rows in enumerate(wanted):
+        for i, size in enumerate(wanted):
             show("recording steps", i, len(wanted))
             if time.monotonic() > end:
                 return
-            done.graphs += runner.record(rows)
+            done.graphs += runner.record(*size)
 
 
 @contextlib.contextmanager

@@ -15,16 +15,17 @@ from torch import nn
 
 from suzuri.engine.capacity import Capacity
 from suzuri.engine.config import EngineConfig
-from suzuri.engine.decode_graphs import MIN_BLOCKS
 from suzuri.engine.launches import Launches, unlaunched
 from suzuri.engine.plan import Plan, Work
 from suzuri.engine.request import Request
 from suzuri.engine.request import Sequence as Sample
 from suzuri.engine.runner import Runner
 from suzuri.engine.sampling_params import SamplingParams, resolve
+from suzuri.engine.step_batches import Size, step_fields
+from suzuri.engine.step_graphs import MIN_BLOCKS, Sizes
+from suzuri.engine.transfers import upload
 from suzuri.kernels.matmul import buckets
 from suzuri.model.decoder import Decoder, Layer
-from suzuri.model.sizes_workspace import decode_buckets
 from suzuri.processing.vocabulary import Vocabulary
 
 TILE = 64
@@ -165,10 +166,10 @@ class Rehearsal:
         tables = [work.sequence.table for work in works if work.sequence.table >= 0]
         self.runner.execute(Plan(tables=tables))
 
-    def decode(self, rows: int, blocks: int) -> None:
-        """A step of one token per sequence as it is recorded."""
-        fields_3N = torch.zeros((3, rows), dtype=torch.int64, device=self.runner.device)
-        self.runner.decode_rows(fields_3N, blocks)
+    def recorded(self, size: Size) -> None:
+        """A step as it is recorded."""
+        fields = upload(step_fields((), size), self.runner.device)
+        self.runner.step_rows(fields, size)
 
     def _work(self, start: int, count: int, params: SamplingParams, index: int) -> Work:
         text = self.runner.model.config.text
@@ -206,13 +207,20 @@ def all_steps(config: EngineConfig, capacity: Capacity) -> list[Step]:
     ]
 
 
-def recorded_sizes(config: EngineConfig, capacity: Capacity) -> list[tuple[int, int]]:
-    """Rows and table columns of decode steps that are recorded: the widths of decode_graphs.py."""
-    columns = capacity.table_columns(config.page_size)
+def recorded_sizes(sizes: Sizes) -> list[Size]:
+    """Steps as they are recorded: of one token per sequence all; others by rows and sequences in
+    narrow tables (wide ones: `wide_steps`)."""
+    columns = sizes.max_blocks
     wide = [1 << i for i in range(columns.bit_length()) if MIN_BLOCKS <= 1 << i < columns]
-    return [
-        (rows, width) for rows in decode_buckets(config.max_running) for width in [*wide, columns]
+    widths = [*wide, columns]
+    decode = [Size(rows, 0, width) for rows in sizes.decode for width in widths]
+    packed = [
+        sizes.holding(rows, sequences, 1)
+        for rows in sizes.rows
+        for sequences in sizes.sequences
+        if sequences <= rows
     ]
+    return decode + [size for size in packed if size is not None]
 
 
 def walk(
@@ -228,7 +236,7 @@ def walk(
     config, capacity = runner.config, runner.capacity
     rehearsal, shapes = Rehearsal(runner, vocabulary), list[buckets.Shape]()
     steps = all_steps(config, capacity)
-    recorded = [] if runner.graphs is None else recorded_sizes(config, capacity)
+    recorded = [] if runner.graphs is None else recorded_sizes(runner.graphs.sizes)
     total = len(steps) + len(recorded)
     replays, runner.replays = runner.replays, False
     try:
@@ -241,8 +249,8 @@ def walk(
             for done, step in enumerate(steps):
                 rehearsal.execute(step)
                 show(done, total)
-            for done, (rows, blocks) in enumerate(recorded, len(steps)):
-                rehearsal.decode(rows, blocks)
+            for done, size in enumerate(recorded, len(steps)):
+                rehearsal.recorded(size)
                 show(done, total)
             for shape in shapes:
                 buckets.rehearse(shape, runner.device)

@@ -4,6 +4,7 @@ Nothing here waits for the device: what the host must know comes as a `Download`
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import NamedTuple
@@ -16,22 +17,17 @@ from torch import Tensor
 from suzuri.engine.cache import StackCache
 from suzuri.engine.capacity import Capacity
 from suzuri.engine.config import EngineConfig
-from suzuri.engine.decode_graphs import (
-    CudaRecorder,
-    DecodeGraphs,
-    Tables,
-    decode_batch,
-    has_single_rows,
-)
 from suzuri.engine.plan import Plan, Work
 from suzuri.engine.request import Media
 from suzuri.engine.sampler import SLICE, Sampler, Scores, score
 from suzuri.engine.sampling_rows import RowState, greedy
+from suzuri.engine.step_batches import Size, Tables, is_text, num_blocks, step_batch, step_fields
+from suzuri.engine.step_graphs import CudaRecorder, StepGraphs, sizes_of
 from suzuri.engine.transfers import Download, upload
-from suzuri.model.batch import Batch, CacheView, Routes
+from suzuri.model.batch import Batch, Routes
 from suzuri.model.cache import decoder_attentions
 from suzuri.model.inkling import Inkling
-from suzuri.model.sizes_workspace import decode_buckets, max_graphs
+from suzuri.model.sizes_workspace import max_graphs
 
 Integers = npt.NDArray[np.int64]
 
@@ -95,12 +91,12 @@ class Runner:
         self._tables = Tables(zeros(*shape), zeros(*shape), zeros(capacity.slots))
         self.observer: Callable[[Many[Work], Tensor, Tensor], None] | None = None
         self.replays = True
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         if config.cuda_graphs and self.device.type == "cuda":
-            self.graphs = DecodeGraphs(
-                CudaRecorder(self.device),
-                sizes=decode_buckets(config.max_running),
-                max_blocks=shape[1],
+            sizes = sizes_of(config, shape[1])
+            self.graphs = StepGraphs(
+                CudaRecorder(self.device, most_rows=sizes.rows[-1]),
+                sizes,
                 most=max_graphs(config.max_running),
                 device=self.device,
             )
@@ -154,23 +150,25 @@ class Runner:
             routing=routing,
         )
 
-    def decode_rows(
-        self, fields_3N: Tensor, blocks: int, *, records: bool = False
-    ) -> tuple[Tensor, ...]:
-        """Token ids [N] and hidden rows [N, D] of one token per sequence, and with `records` the
-        experts of each row: what a graph replays."""
+    def step_rows(self, fields: Tensor, size: Size) -> tuple[Tensor, ...]:
+        """Token ids [N] and hidden rows [N, D] of a step without media, and with `size.more` the
+        experts of each row: what a graph replays. Fields: step_batches.py, on the device."""
         layers = tuple(self.cache.layers)
-        batch = decode_batch(fields_3N, blocks, self.page_size, self._tables, layers)
-        return batch.token_ids_N, *self._decoded(batch, records)
+        batch = step_batch(fields, size, self.page_size, self._tables, layers)
+        return batch.token_ids_N, *self._decoded(batch, size.more)
 
     @torch.no_grad()
-    def record(self, rows: int, blocks: int = 1) -> bool:
-        """Records decode steps of so many rows ahead, in page tables of `blocks` columns (both are
-        rounded up), and says whether they are recorded now. Changes no state."""
-        return self.graphs is not None and self.graphs.record(self.decode_rows, rows, blocks)
-
-    def decode_rows_and_routes(self, fields_3N: Tensor, blocks: int) -> tuple[Tensor, ...]:
-        return self.decode_rows(fields_3N, blocks, records=True)
+    def record(
+        self, rows: int, sequences: int = 0, blocks: int = 1, *, routing: bool = False
+    ) -> bool:
+        """Records steps of `rows` tokens ahead, and says whether they are recorded now. They are of
+        `sequences` sequences, padding included, or one token each of as many (0), in page tables of
+        `blocks` columns; sizes are rounded up (`Sizes.holding`). Changes no state. The largest
+        first takes the least memory."""
+        if self.graphs is None:
+            return False
+        size = self.graphs.sizes.holding(rows, sequences, blocks, more=routing)
+        return size is not None and self.graphs.record(self.step_rows, size)
 
     def _decoded(self, batch: Batch, records: bool) -> tuple[Tensor, ...]:
         """Hidden rows [N, D], and with `records` the experts of each row (Routes.stacked)."""
@@ -180,22 +178,21 @@ class Runner:
         return self.model.decoder(dataclasses.replace(batch, routes=routes)), *routes.stacked()
 
     def _replay(self, works: Many[Work], records: bool) -> "_Rows | None":
-        """A decode step from its graph; None where there is none."""
-        if self.graphs is None or not self.replays or not has_single_rows(works):
+        """A step from its graph; None where there is none."""
+        if self.graphs is None or not self.replays or not is_text(works):
             return None
-        blocks = max(work.start for work in works) // self.page_size + 1
-        forward = self.decode_rows_and_routes if records else self.decode_rows
-        step = self.graphs.run(forward, works, blocks, more=records)
+        step = self.graphs.run(self.step_rows, works, more=records)
         if step is None:
             return None
-        ids_N, hidden_ND, slots_S, *routes = (x[: len(works)] for x in step)
-        return _Rows(ids_N, hidden_ND, slots_S, list(range(1, len(works) + 1)), routes)
+        ids_N, slots_S, (hidden_ND, *routes) = step
+        return _Rows(ids_N, hidden_ND, slots_S, _ends(works), routes)
 
     def _forward(self, works: Many[Work], records: bool) -> "_Rows":
-        batch, ends = self._batch(works)
+        batch = self._batch(works)
         assert batch.cache is not None
         hidden_ND, *routes = self._decoded(batch, records)
-        return _Rows(batch.token_ids_N, hidden_ND, batch.cache.conv_slots_S, ends, routes)
+        slots_S = batch.cache.conv_slots_S
+        return _Rows(batch.token_ids_N, hidden_ND, slots_S, _ends(works), routes)
 
     def _routing(self, works: Many[Work], rows: _Rows) -> Download | None:
         """Experts of the works that ask."""
@@ -235,56 +232,19 @@ class Runner:
             ):
                 pages_LM[sequence.slot, : len(table.pages)] = upload(table.pages, self.device)
 
-    def _batch(self, works: Many[Work]) -> tuple[Batch, list[int]]:
-        """The packed batch and the end row of each work."""
-        starts = _integers([work.start for work in works])
-        counts = _integers([work.count for work in works])
-        slots = _integers([work.slot for work in works])
-        ends = np.cumsum(counts)
-        seq_ids = np.repeat(np.arange(len(works)), counts)
-        total = int(ends[-1])
-        positions = _integers(range(total)) + np.repeat(starts - ends + counts, counts)
-        ids: list[int] = []
-        unseen: list[int] = []
-        for work in works:
-            if work.from_device:
-                unseen.append(len(ids))
-                ids.append(0)
-            elif work.count == 1:
-                ids.append(work.sequence.tokens[work.start])
-            else:
-                ids += work.sequence.tokens[work.start : work.start + work.count]
-        device = self.device
-        ids_N = upload(ids, device)
-        if unseen:
-            rows_M = upload(unseen, device)
-            of_M = upload([w.slot for w in works if w.from_device], device)
-            ids_N[rows_M] = self._tables.newest_L[of_M]
-        positions_N = self._moved(positions)
-        seq_ids_N = self._moved(seq_ids)
-        slots_S = self._moved(slots)
-        blocks = int((starts + counts).max() - 1) // self.page_size + 1
-        media_rows, features = self._media(works, ends - counts)
-        global_SM, local_SM = (table[slots_S, :blocks] for table in self._tables[:2])
-        block_N, offset_N = positions_N // self.page_size, positions_N % self.page_size
-        batch = Batch(
-            token_ids_N=ids_N,
-            positions_N=positions_N,
-            seq_ids_N=seq_ids_N,
-            seq_starts_S1=self._moved(np.concatenate([_integers([0]), ends])),
-            media_rows_M=media_rows,
-            media_features_MD=features,
-            single_rows=bool((counts == 1).all()),
-            cache=CacheView(
-                layers=tuple(self.cache.layers),
-                global_pages_SM=global_SM,
-                local_pages_SM=local_SM,
-                global_slots_N=global_SM[seq_ids_N, block_N] * self.page_size + offset_N,
-                local_slots_N=local_SM[seq_ids_N, block_N] * self.page_size + offset_N,
-                conv_slots_S=slots_S,
-            ),
-        )
-        return batch, ends.tolist()
+    def _batch(self, works: Many[Work]) -> Batch:
+        """The packed batch, without padding."""
+        ends = _ends(works)
+        size = Size(ends[-1], len(works), num_blocks(works, self.page_size))
+        fields = upload(step_fields(works, size), self.device)
+        layers = tuple(self.cache.layers)
+        batch = step_batch(fields, size, self.page_size, self._tables, layers)
+        batch = dataclasses.replace(batch, single_rows=all(work.count == 1 for work in works))
+        firsts = _integers(ends) - _integers([work.count for work in works])
+        rows_M, features_MD = self._media(works, firsts)
+        if rows_M is None:
+            return batch
+        return dataclasses.replace(batch, media_rows_M=rows_M, media_features_MD=features_MD)
 
     def _moved(self, values: Integers) -> Tensor:
         return upload(values, self.device)
@@ -347,6 +307,11 @@ class Runner:
 
 def _is_plain(work: Work) -> bool:
     return work.sequence.request.sampling.is_plain and work.sequence.mask is None
+
+
+def _ends(works: Many[Work]) -> list[int]:
+    """One beyond the last row of each work."""
+    return list(itertools.accumulate(work.count for work in works))
 
 
 def _integers(values: Many[int]) -> Integers:

@@ -34,7 +34,10 @@ LAUNCHES_PER_LAYER = 12
 GRAPH_NODE_BYTES = 4096
 """Device memory of one captured kernel launch, rounded up from a measurement (docs/plan.md)."""
 MAX_GRAPH_BATCH = 512
-MORE_GRAPHS = 32
+GRAPH_TOKENS = 2048
+"""Rows of the largest step with prompt tokens that is captured; above, launches are hidden behind
+the work."""
+MORE_GRAPHS = 96
 FP32 = 4
 SAMPLING_BYTES = 9
 """Per vocabulary id of a sequence with a logit bias and penalties: fp32 bias, a flag for ids of the
@@ -83,7 +86,7 @@ def graphs(config: ModelConfig, concurrency: int, drafts: int) -> int:
 
 def max_graphs(concurrency: int) -> int:
     """Graphs that are kept at one time: one for every batch size, and MORE_GRAPHS for other widths
-    of the page tables, and prefill."""
+    of the page tables, and steps with prompt tokens."""
     return len(decode_buckets(concurrency)) + MORE_GRAPHS
 
 
@@ -93,6 +96,27 @@ def decode_buckets(concurrency: int) -> tuple[int, ...]:
     most = min(concurrency, MAX_GRAPH_BATCH)
     sizes = [size for size in (*range(1, 9), *range(16, most + 1, 8)) if size < most]
     return (*sizes, most)
+
+
+def row_buckets(token_budget: int) -> tuple[int, ...]:
+    """Rows that steps with prompt tokens are captured for: multiples of 16 up to 128, then four
+    sizes from one power of two to the next (those at which the vendor's products are tested), from
+    1024 on eight. Padding is at most a fifth, or fifteen rows."""
+    most = min(token_budget, GRAPH_TOKENS)
+    sizes = [*range(16, 128, 16)]
+    power = 128
+    while power < most:
+        sizes += range(power, 2 * power, power // (4 if power < 1024 else 8))
+        power *= 2
+    return (*(size for size in sizes if size < most), most)
+
+
+def sequence_buckets(concurrency: int) -> tuple[int, ...]:
+    """Sequences of such steps: 1, and powers of two with one more for padding."""
+    sizes = [1, 2]
+    while sizes[-1] < concurrency + 1:
+        sizes.append(2 * (sizes[-1] - 1) + 1)
+    return (*(size for size in sizes if size < concurrency + 1), concurrency + 1)
 
 
 def sampling_tables(config: ModelConfig, concurrency: int) -> int:

@@ -250,7 +250,7 @@ def test_workspace_of_inkling_over_eight_by_hand() -> None:
         # 8 sequences: bias, flags, counts, and the widest table once more while it grows.
         "sampling tables": 8 * 201024 * (4 + 1 + 4 + 4),
         # Batches of 1 to 8, and 32 others; 12 launches of 4 KiB per layer.
-        "graphs": (8 + 32) * 12 * 66 * 4096,
+        "graphs": (8 + 96) * 12 * 66 * 4096,
     }
 
 
@@ -269,7 +269,7 @@ def test_workspace_of_small_on_one_by_hand() -> None:
     }
     # 700 sequences: graphs for 1 to 8, 16, 24, ..., 512.
     many = workspace(SMALL, Layout(drafts=2), concurrency=700)
-    assert many["graphs"] == (8 + 63 + 32) * 12 * (42 + 2) * 4096
+    assert many["graphs"] == (8 + 63 + 96) * 12 * (42 + 2) * 4096
 
 
 def test_activations_are_those_of_the_largest_sub_block() -> None:

@@ -1,0 +1,232 @@
+"""Steps as captured CUDA graphs: one launch instead of hundreds.
+
+A `Size` is recorded when it is wanted for the second time, and the last used ones are kept. What a
+step is fed and how it is padded: step_batches.py.
+"""
+
+import bisect
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Callable, Generator, Sequence
+
+import torch
+from torch import Tensor
+
+from suzuri.engine.config import EngineConfig
+from suzuri.engine.plan import Work
+from suzuri.engine.step_batches import Size, num_blocks, step_fields
+from suzuri.engine.transfers import upload_into
+from suzuri.log import get_logger
+from suzuri.model.sizes_workspace import decode_buckets, row_buckets, sequence_buckets
+
+MIN_BLOCKS = 16
+"""Pages of the narrowest table: short sequences share their graphs."""
+
+log = get_logger(__name__)
+
+Forward = Callable[[Tensor, Size], tuple[Tensor, ...]]
+"""(fields, size) -> token ids [N], hidden rows [N, D], and with `size.more` what else there is, by
+row."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A step of one size. `replay()` runs it on what the fields hold, and fills `rows`: what the
+    forward gives, by row."""
+
+    rows: tuple[Tensor, ...]
+    replay: Callable[[], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What is recorded: batches of one token per sequence (`decode`), other steps by rows and by
+    sequences (padding is one more), ascending; all in tables of at most `max_blocks` columns."""
+
+    decode: Sequence[int]
+    rows: Sequence[int]
+    sequences: Sequence[int]
+    max_blocks: int
+    page_size: int
+
+    def of(self, works: Sequence[Work], *, more: bool = False) -> Size | None:
+        """The size that holds such a step. None: it is too large."""
+        total = sum(work.count for work in works)
+        blocks = num_blocks(works, self.page_size)
+        if total == len(works) and total <= self.decode[-1]:
+            return self.holding(total, 0, blocks, more=more)
+        return self.holding(total, len(works), blocks, more=more)
+
+    def holding(self, rows: int, sequences: int, blocks: int, *, more: bool = False) -> Size | None:
+        """The size for `rows` tokens of so many sequences (0: one token of each) that need so many
+        columns. None: it is too large."""
+        bucket = _at_least(rows, self.rows if sequences else self.decode)
+        if bucket is None:
+            return None
+        if sequences:
+            padding = bucket - rows
+            found = _at_least(sequences + (padding > 0), self.sequences)
+            if found is None:
+                return None
+            # Pages of padding: behind rows, and when there is nothing else.
+            longest = max(padding, -(-bucket // found))
+            sequences, blocks = found, max(blocks, -(-longest // self.page_size))
+        if blocks > self.max_blocks:
+            return None
+        wide = max(MIN_BLOCKS, 1 << (blocks - 1).bit_length())
+        return Size(bucket, sequences, min(wide, self.max_blocks), more)
+
+    @property
+    def num_fields(self) -> int:
+        """Integers of the largest step's fields."""
+        packed = Size(self.rows[-1], self.sequences[-1], 1)
+        return max(packed.num_fields, Size(self.decode[-1], 0, 1).num_fields)
+
+
+def sizes_of(config: EngineConfig, columns: int) -> Sizes:
+    """What an engine records whose page tables have so many columns."""
+    return Sizes(
+        decode=decode_buckets(config.max_running),
+        rows=row_buckets(config.token_budget),
+        sequences=sequence_buckets(config.max_running),
+        max_blocks=columns,
+        page_size=config.page_size,
+    )
+
+
+def _at_least(number: int, sizes: Sequence[int]) -> int | None:
+    place = bisect.bisect_left(sizes, number)
+    return sizes[place] if place < len(sizes) else None
+
+
+class CudaRecorder:
+    """Captures steps as CUDA graphs that share one pool of memory.
+
+    What packed steps give is kept in tensors of `most_rows` rows that all of them share: of their
+    own, the pool would have to hold those of every graph.
+    """
+
+    def __init__(self, device: torch.device, most_rows: int) -> None:
+        self._device, self._most_rows = device, most_rows
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+        self._shared: dict[tuple[int, torch.dtype, torch.Size], Tensor] = {}
+
+    def __call__(self, forward: Forward, fields: Tensor, size: Size) -> Recorded:
+        graph = torch.cuda.CUDAGraph()
+        # Compiles, and tests the library's products; with the memory that plain steps use.
+        found = forward(fields, size)
+        shared = None if size.is_decode else [self._rows(i, x) for i, x in enumerate(found)]
+        del found
+        # A graph that was dropped just now may still run.
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.stream(self._stream), self._capturing(graph):
+            rows = forward(fields, size)
+            if shared is not None:
+                for target, value in zip(shared, rows, strict=True):
+                    target.copy_(value)
+                rows = tuple(shared)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        return Recorded(rows=rows, replay=graph.replay)
+
+    @contextlib.contextmanager
+    def _capturing(self, graph: torch.cuda.CUDAGraph) -> Generator[None]:
+        # Not torch.cuda.graph: it empties the allocator's cache, for every size again.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        is_whole = False
+        try:
+            yield
+            is_whole = True
+        finally:
+            # Of two errors the first says more.
+            with contextlib.nullcontext() if is_whole else contextlib.suppress(RuntimeError):
+                graph.capture_end()
+
+    def _rows(self, place: int, like: Tensor) -> Tensor:
+        key = (place, like.dtype, like.shape[1:])
+        if key not in self._shared:
+            shape = (self._most_rows, *like.shape[1:])
+            self._shared[key] = torch.empty(shape, dtype=like.dtype, device=like.device)
+        return self._shared[key][: like.shape[0]]
+
+
+class StepGraphs:
+    """Recorded steps by size: `most` of them are kept, the last used ones.
+
+    `record(forward, fields, size)` makes one; the fields are then those of padding alone. A size
+    that cannot be recorded (no memory is left, say) runs plainly from then on.
+    """
+
+    def __init__(
+        self,
+        record: Callable[[Forward, Tensor, Size], Recorded],
+        sizes: Sizes,
+        *,
+        most: int,
+        device: torch.device,
+    ) -> None:
+        self.sizes = sizes
+        self._record, self._most = record, most
+        # Steps follow each other on the device, so all may be fed from one place.
+        self._fields = torch.zeros(sizes.num_fields, dtype=torch.int64, device=device)
+        self._seen: set[Size] = set()
+        self._refused: set[Size] = set()
+        self._recorded: collections.OrderedDict[Size, Recorded] = collections.OrderedDict()
+        self._has_room = False
+
+    def __len__(self) -> int:
+        return len(self._recorded)
+
+    def run(
+        self, forward: Forward, works: Sequence[Work], *, more: bool = False
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]] | None:
+        """Token ids [N], slots [S], and hidden rows [N, D] with what else `forward` brings with
+        `more`; those of the works, in order. The next run overwrites them. None: such a step is
+        not recorded (yet). `forward` is always the same one; it is not kept, because it holds what
+        holds this."""
+        size = self.sizes.of(works, more=more)
+        if size is None or size in self._refused:
+            return None
+        if size not in self._recorded:
+            if size not in self._seen:
+                self._seen.add(size)
+                return None
+            if not self.record(forward, size):
+                return None
+        step = self._recorded[size]
+        self._recorded.move_to_end(size)
+        fields = self._fields[: size.num_fields]
+        upload_into(fields, step_fields(works, size))
+        step.replay()
+        total = sum(work.count for work in works)
+        ids_N, *rows = (x[:total] for x in step.rows)
+        return ids_N, size.slots(fields)[: len(works)], tuple(rows)
+
+    def record(self, forward: Forward, size: Size) -> bool:
+        """Records a size unless it is; says whether there is a recorded one now."""
+        if size in self._recorded:
+            return True
+        if not size.is_decode and not self._has_room:
+            # The largest first: the others find room in the memory that it took.
+            self._has_room = True
+            _, sequences, blocks, more = size
+            largest = self.sizes.holding(self.sizes.rows[-1], sequences, blocks, more=more)
+            if largest not in (None, size):
+                self.record(forward, largest)
+        if size in self._refused:
+            return False
+        while len(self._recorded) >= self._most:
+            dropped, _ = self._recorded.popitem(last=False)
+            self._seen.discard(dropped)
+        fields = self._fields[: size.num_fields]
+        upload_into(fields, step_fields((), size))
+        try:
+            self._recorded[size] = self._record(forward, fields, size)
+        except RuntimeError as error:  # of memory or of CUDA: the step can run as it is
+            if not self._refused:
+                log.warning("steps of %s run without a CUDA graph: %s", size, error)
+            self._refused.add(size)
+            return False
+        self._seen.add(size)
+        return True
