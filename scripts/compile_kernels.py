@@ -113,9 +113,11 @@ def launch_all() -> None:
     draw.draw_tokens(empty(8, 6144), head, ask, rows, 0.25, 0)
     experts, offsets = empty(8, 6144, 6144), torch.arange(0, 72, 8)
     for rows in (8, 64, 4096):
-        x, few = empty(rows, 6144), {"order_M": torch.arange(rows), "num_slots": 8}
-        for more in ({}, {"swiglu": True}, {"swiglu": True, **few}):
-            grouped.grouped_gemm(x, experts, offsets, torch.bfloat16, **more)
+        given = (empty(rows, 6144), experts, offsets, torch.bfloat16)
+        order = torch.arange(rows)
+        grouped.grouped_gemm(*given)
+        grouped.grouped_gemm(*given, swiglu=True)
+        grouped.grouped_gemm(*given, swiglu=True, order_M=order, num_slots=8)
     wide = torch.float32
     router.router(
         empty(9, 6144), empty(258, 6144), empty(256, dtype=wide), empty(1, dtype=wide), 6, 8.0
