@@ -140,6 +140,59 @@ class KernelsConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StartupConfig:
+    """Time an engine's start: from the weights to ready, and from there to the first token.
+
+    Each start has a process of its own: a cold one, for which no kernel is compiled yet, then a
+    warm one, which finds what the first has left. Exit code 0; 1 when a small load needed kernels
+    that were not there when the engine was ready, which are named; 2 when the input cannot be used.
+    """
+
+    model: Positional[str]
+    """A folder, a hub id, or with --random-weights a preset or a config.json."""
+
+    random_weights: bool = False
+    """Take the shape only and draw the weights."""
+
+    cold: bool = False
+    """Only the cold start."""
+
+    no_prepare: bool = False
+    """Start as with prepare = False: kernels are compiled on first use."""
+
+    device: str = "cuda"
+    """Where the model runs: cpu, cuda, cuda:1, ..."""
+
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Weights, activations and caches."""
+
+    max_context: int | None = None
+    """As the engine's setting of that name; so the next two."""
+
+    max_running: int = 64
+
+    token_budget: int = 2048
+
+    seed: int = 0
+    """Seed of weights and requests."""
+
+    out: Annotated[str | None, arg(metavar="FILE")] = None
+    """Write everything as JSON, after each start."""
+
+    def resolve(self) -> "StartupConfig":
+        """Checks the fields. Raises ValueError naming the flag and the fix."""
+        _check_device(self.device)
+        if not self.model.strip():
+            raise ValueError("MODEL is empty; give a preset, a config.json or a folder")
+        _check_count("--max-context", self.max_context, 1 << 30)
+        _check_count("--max-running", self.max_running, 65_536)
+        _check_count("--token-budget", self.token_budget, 1_000_000)
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"--seed {self.seed}: must be from 0 to {MAX_SEED}")
+        return self
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PlotConfig:
     """Draw result files of `suzuri bench serving`: tokens/s per GPU against tokens/s per user, and
     the time between tokens by batch."""
@@ -162,11 +215,13 @@ class PlotConfig:
 BenchCommand = (
     Annotated[ServingConfig, subcommand(name="serving")]
     | Annotated[KernelsConfig, subcommand(name="kernels")]
+    | Annotated[StartupConfig, subcommand(name="startup")]
     | Annotated[PlotConfig, subcommand(name="plot")]
 )
+BenchConfig = ServingConfig | KernelsConfig | StartupConfig | PlotConfig
 """What follows `suzuri bench`."""
 
 
-def parse_bench(args: Sequence[str]) -> ServingConfig | KernelsConfig | PlotConfig:
+def parse_bench(args: Sequence[str]) -> BenchConfig:
     """The config of a command line. Prints help or the error and exits (0 or 2)."""
     return parse(cast(Any, BenchCommand), prog="suzuri bench", args=args)

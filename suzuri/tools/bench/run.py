@@ -1,9 +1,15 @@
-"""`suzuri bench`: one of its three commands."""
+"""`suzuri bench`: one of its commands."""
 
-from suzuri.tools.bench.config import KernelsConfig, PlotConfig, ServingConfig
+from suzuri.tools.bench.config import (
+    BenchConfig,
+    KernelsConfig,
+    PlotConfig,
+    ServingConfig,
+    StartupConfig,
+)
 
 
-def run_bench(config: ServingConfig | KernelsConfig | PlotConfig) -> int:
+def run_bench(config: BenchConfig) -> int:
     """Runs what was asked; returns the exit code. Raises ValueError or OSError in words."""
     match config:
         case ServingConfig():
@@ -14,6 +20,10 @@ def run_bench(config: ServingConfig | KernelsConfig | PlotConfig) -> int:
             from suzuri.tools.bench.kernels import run_kernels
 
             return run_kernels(config)
+        case StartupConfig():
+            from suzuri.tools.bench.startup import run_startup
+
+            return run_startup(config)
         case PlotConfig():
             from suzuri.tools.bench.plot import run_plot
 
