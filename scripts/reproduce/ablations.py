@@ -31,6 +31,7 @@ from suzuri.kernels.grouped_gemm import grouped_gemm
 from suzuri.kernels.matmul import matmul
 from suzuri.kernels.moe_experts import moe_experts
 from suzuri.kernels.moe_experts import reference as experts_parts
+from suzuri.kernels.moe_permute import Permutation, moe_permute
 from suzuri.kernels.relative_attention import relative_attention
 from suzuri.kernels.swiglu import swiglu
 from suzuri.model.inkling import Inkling
@@ -80,6 +81,7 @@ class Ablations:
         for name in self.options.steps:
             yield self._joined(cell_named(name))
         for tokens in self.options.tokens:
+            yield self._experts(tokens)
             yield self._shared_experts(tokens)
         for tokens in self.options.attention:
             yield self._bias(tokens)
@@ -206,6 +208,25 @@ class Ablations:
             experts_NK, weights_NJ, _ = self._moe().router(x_ND)
         return x_ND, experts_NK, weights_NJ
 
+    def _experts(self, tokens: int) -> Case:
+        def measure() -> tuple[float, float]:
+            moe = self._moe()
+            given = (*self._routed(tokens), moe.gate_up, moe.down)
+
+            def parts() -> Tensor:
+                with experts_in_parts():
+                    return moe_experts(*given)
+
+            return self._both(lambda: moe_experts(*given), parts)
+
+        return Case(
+            what="SwiGLU",
+            cell=f"{tokens} tokens",
+            a="within the experts' product",
+            b="after it, through memory",
+            measure=measure,
+        )
+
     def _shared_experts(self, tokens: int) -> Case:
         def measure() -> tuple[float, float]:
             moe = self._moe()
@@ -328,18 +349,35 @@ class Ablations:
 @contextlib.contextmanager
 def unjoined() -> Generator[None]:
     """Inside, every module and every part of the experts runs as an op of its own."""
-    before = experts_parts.moe_experts
+    with dispatch.apart(), experts_in_parts():
+        yield
 
-    def parts(*given: Tensor) -> Tensor:
-        return experts_parts.with_parts(*given)[0]
 
-    apart = getattr(dispatch, "apart", contextlib.nullcontext)
-    experts_parts.moe_experts = parts
+@contextlib.contextmanager
+def experts_in_parts() -> Generator[None]:
+    """Inside, gate and up of the experts are written out in fp32 before SwiGLU reads them."""
+    before = experts_parts.slot_outputs
+    experts_parts.slot_outputs = _slots_in_parts
     try:
-        with apart():
-            yield
+        yield
     finally:
-        experts_parts.moe_experts = before
+        experts_parts.slot_outputs = before
+
+
+def _slots_in_parts(
+    x_ND: Tensor,
+    experts_NK: Tensor,
+    weights_NJ: Tensor,
+    gate_up_EFD: Tensor,
+    down_EDF: Tensor,
+) -> tuple[Tensor, Permutation]:
+    experts, dtype = gate_up_EFD.shape[0], x_ND.dtype
+    slots_NJ = experts_parts.with_shared(experts_NK, weights_NJ.shape[1], experts)
+    rows_MD, order = moe_permute(x_ND, slots_NJ, num_experts=experts)
+    offsets_E1 = order.offsets_E1
+    gate_up_MF = grouped_gemm(rows_MD, gate_up_EFD, offsets_E1, out_dtype=torch.float32)
+    hidden_MF = swiglu(gate_up_MF, out_dtype=dtype)
+    return grouped_gemm(hidden_MF, down_EDF, offsets_E1, out_dtype=dtype), order
 
 
 def shared_apart(

@@ -194,17 +194,18 @@ def summary(seen: Sequence[Seen]) -> dict[str, Any]:
 
 def steady_ms(seen: Sequence[Seen]) -> float:
     """Milliseconds of a step while all sequences decode: from the last one's first token to the
-    first one's last token. Each sequence has one token a step."""
+    first one's last token. Each sequence has one token a step, which may have no chunk; what comes
+    of one step comes close together, so a step is a pause between the chunks of all."""
     begin = max(one.times[0] for one in seen)
     end = min(one.times[-1] for one in seen)
-    steps: list[float] = []
-    for one in seen:
-        inside = [at for at in one.times if begin <= at <= end]
-        if len(inside) > 1:
-            # Chunks that are missing are tokens without a text of their own: between two ends the
-            # number of steps is that of the densest stream.
-            steps.append(float(len(inside) - 1))
-    return 1e3 * (end - begin) / max(steps) if steps and end > begin else 0.0
+    inside = [[at for at in one.times if begin <= at <= end] for one in seen]
+    gaps = [b - a for times in inside for a, b in itertools.pairwise(times)]
+    if not gaps:
+        return 0.0
+    pause = 0.3 * statistics.median(gaps)
+    together = sorted(itertools.chain.from_iterable(inside))
+    steps = sum(b - a > pause for a, b in itertools.pairwise(together))
+    return 1e3 * (end - begin) / steps if steps else 0.0
 
 
 def closed(rounds: Sequence[Sequence[Seen]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from suzuri.kernels import dispatch
 from suzuri.kernels.moe_experts import moe_experts, reference
 from suzuri.kernels.relative_attention import relative_attention
 from suzuri.tools.bench.shapes import ROOT
@@ -45,10 +46,16 @@ def test_shared_experts_apart_give_the_same_sum(script: ModuleType) -> None:
     ours = moe_experts(x, experts, weights, gate_up, down)
     theirs = script.shared_apart(x, experts, weights, gate_up, down, num_routed=4)
     torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-3)
-    before = reference.moe_experts
+    before = reference.slot_outputs
+    given = (x, experts, weights, gate_up, down)
+    whole, order = before(*given)
     with script.unjoined():
-        assert torch.equal(reference.moe_experts(x, experts, weights, gate_up, down), ours)
-    assert reference.moe_experts is before
+        assert reference.slot_outputs is not before
+        assert dispatch.is_apart()
+        parts, same = reference.slot_outputs(*given)
+    assert reference.slot_outputs is before
+    assert torch.equal(parts, whole)
+    assert all(torch.equal(a, b) for a, b in zip(order, same, strict=True))
 
 
 def test_every_case_is_measured_or_named_and_the_page_has_it(

@@ -58,6 +58,9 @@ def test_a_step_is_timed_while_all_decode(streams: ModuleType) -> None:
     times = [[1.0, 2, 3, 4, 5, 6, 7], [3.0, 4, 5, 6, 7, 8], [2.0, 3, 5, 6, 7]]
     seen = [streams.Seen(at=0.0, times=one, num_tokens=len(one)) for one in times]
     assert streams.steady_ms(seen) == pytest.approx(1000)
+    late = [[at + 0.1 * i for at in one] for i, one in enumerate(times)]
+    shifted = [streams.Seen(at=0.0, times=one, num_tokens=len(one)) for one in late]
+    assert streams.steady_ms(shifted) == pytest.approx(1000, rel=0.1)
     assert streams.closed([seen])["tokens_per_s"] == pytest.approx(18 / 8)
 
 
