@@ -17,6 +17,8 @@ from suzuri.kernels.attention_prologue import Scaling, Sequences, State, attenti
 from suzuri.kernels.attention_prologue import cases as attention_prologue_cases
 from suzuri.kernels.embedding import cases as embedding_cases
 from suzuri.kernels.embedding import embedding
+from suzuri.kernels.embedding_norm import cases as embedding_norm_cases
+from suzuri.kernels.embedding_norm import embedding_norm
 from suzuri.kernels.embedding_sum import cases as embedding_sum_cases
 from suzuri.kernels.embedding_sum import embedding_sum
 from suzuri.kernels.filter_logits import cases as filter_logits_cases
@@ -271,6 +273,12 @@ OPS: dict[str, Op] = {
             embedding,
             moved=_gathered("weight_VD", "ids_N"),
             free=lambda given: functional.embedding(given["ids_N"], given["weight_VD"]),
+        ),
+        _plain(
+            "embedding_norm",
+            embedding_norm_cases,
+            embedding_norm,
+            moved=_gathered("weight_VD", "ids_N"),
         ),
         _plain(
             "embedding_sum",
