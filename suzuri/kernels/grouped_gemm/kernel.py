@@ -293,7 +293,8 @@ def grouped_gemm(
     x_MK, weight_EFK = rows_contiguous(x_MK), rows_contiguous(weight_EFK)
     y_MF = x_MK.new_empty(m, width, dtype=out_dtype)
     if tile is None:
-        tile = schedule_for(m, experts, x_MK.dtype, swiglu=swiglu)
+        kind = ("gate_up" if order_M is None else "gathered") if swiglu else "down"
+        tile = schedule_for(m, experts, k, x_MK.dtype, kind)
     plan = tile if isinstance(tile, Schedule) else Schedule(tile, 1 if tile.swapped else 8)
     tile = fitted(plan.tile, x_MK.dtype, x_MK.device)
     describes_w = tile.descriptors and weight_EFK.is_contiguous() and may_describe(weight_EFK)

@@ -1,14 +1,25 @@
-"""Which tiles a grouped product takes."""
+"""Which tiles a grouped product takes: those of the nearest size that was measured (tiles.json, by
+scripts/reproduce/tune_moe.py), or by rule where nothing near was. No bit depends on it."""
 
-from typing import NamedTuple
+import json
+from functools import cache, lru_cache
+from math import log2
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from suzuri.kernels.matmul.kernel import Tile
 
+Kind = Literal["gate_up", "gathered", "down"]
+"""With SwiGLU over sorted rows, with SwiGLU over rows that are not sorted, or plain."""
+TABLE = Path(__file__).with_name("tiles.json")
+NEAR = 1.0
+"""log2 of how far the number of experts or K may be from a measured one, summed."""
+
 
 class Schedule(NamedTuple):
-    """How a grouped product is cut up and in what order; no bit depends on it."""
+    """How a grouped product is cut up and in what order."""
 
     tile: Tile
     group: int = 8
@@ -16,11 +27,62 @@ class Schedule(NamedTuple):
     persistent: bool = False
     """One program per multiprocessor walks over the tiles (by descriptors, not swapped)."""
 
+    def as_json(self) -> dict[str, Any]:
+        return {**self.tile._asdict(), "group": self.group, "persistent": self.persistent}
 
-def schedule_for(rows: int, experts: int, dtype: torch.dtype, *, swiglu: bool = False) -> Schedule:
-    """The schedule for `rows` over `experts`: what fits their mean number of rows
-    (measured on an H200: benchmarks/results/kernels-matmul.json)."""
-    mean = rows / experts
+
+class Entry(NamedTuple):
+    """The best of a measured size."""
+
+    kind: str
+    experts: int
+    k: int
+    mean: float
+    """Rows of an expert."""
+    schedule: Schedule
+
+
+def read(text: str) -> tuple[Entry, ...]:
+    """The entries of a table; ValueError, KeyError or TypeError where it is none."""
+    found: list[Entry] = []
+    for row in json.loads(text)["entries"]:
+        tile = Tile(**{name: row["schedule"][name] for name in Tile._fields})
+        schedule = Schedule(tile, row["schedule"]["group"], row["schedule"]["persistent"])
+        found.append(Entry(row["kind"], row["experts"], row["k"], row["mean"], schedule))
+    return tuple(found)
+
+
+@cache
+def table() -> tuple[Entry, ...]:
+    """What is shipped, of bf16 on an H200."""
+    return read(TABLE.read_text("utf-8"))
+
+
+@lru_cache(1 << 14)
+def schedule_for(
+    rows: int, experts: int, k: int, dtype: torch.dtype, kind: Kind = "down"
+) -> Schedule:
+    """The schedule for `rows` over `experts`, sums of length k."""
+    if dtype != torch.bfloat16:
+        return by_rule(rows / experts, dtype)
+    return nearest(table(), kind, experts, k, rows / experts) or by_rule(rows / experts, dtype)
+
+
+def nearest(
+    entries: tuple[Entry, ...], kind: str, experts: int, k: int, mean: float
+) -> Schedule | None:
+    """The entry of the nearest shape, and of it the nearest number of rows."""
+
+    def far(entry: Entry) -> tuple[float, float]:
+        shape = abs(log2(entry.experts / experts)) + abs(log2(entry.k / k))
+        return round(shape, 6), abs(log2(entry.mean / mean))
+
+    best = min((e for e in entries if e.kind == kind), key=far, default=None)
+    return best.schedule if best is not None and far(best)[0] <= NEAR else None
+
+
+def by_rule(mean: float, dtype: torch.dtype) -> Schedule:
+    """What fits the mean number of rows (benchmarks/results/kernels-matmul.json)."""
     if dtype == torch.float32:
         if mean <= 16:
             return Schedule(Tile(16, 64, 32, 4, 2, True), 1)
@@ -34,3 +96,46 @@ def schedule_for(rows: int, experts: int, dtype: torch.dtype, *, swiglu: bool = 
     if mean <= 160:
         return Schedule(Tile(128, 128, 64, 4, 4, False, True))
     return Schedule(Tile(128, 256, 64, 8, 3, False, True))
+
+
+def candidates(mean: float, kind: Kind) -> tuple[Schedule, ...]:
+    """What is tried for so many rows of an expert, the rule's first."""
+    few = (
+        Schedule(Tile(16, 64, 128, 4, 4, True), 1),
+        Schedule(Tile(16, 64, 128, 4, 4, True, True), 1),
+        Schedule(Tile(16, 64, 256, 4, 3, True, True), 1),
+        Schedule(Tile(16, 128, 128, 4, 4, True, True), 1),
+        Schedule(Tile(16, 128, 64, 4, 5, True, True), 1),
+        Schedule(Tile(32, 64, 128, 4, 3, True, True), 1),
+        Schedule(Tile(32, 128, 128, 4, 3, True, True), 1),
+    )
+    some = (
+        Schedule(Tile(32, 128, 64, 4, 4, True, True), 1),
+        Schedule(Tile(64, 64, 128, 4, 3, True, True), 1),
+        Schedule(Tile(64, 128, 64, 4, 4, False, True)),
+        Schedule(Tile(64, 128, 128, 4, 3, False, True)),
+        Schedule(Tile(64, 256, 64, 4, 3, False, True)),
+        Schedule(Tile(64, 256, 64, 8, 4, False, True)),
+    )
+    many = (
+        Schedule(Tile(128, 128, 64, 4, 3, False, True)),
+        Schedule(Tile(128, 128, 64, 8, 3, False, True)),
+        Schedule(Tile(128, 256, 64, 8, 3, False, True)),
+        Schedule(Tile(128, 256, 64, 8, 4, False, True)),
+        Schedule(Tile(128, 256, 64, 8, 3, False, True), 16),
+        Schedule(Tile(256, 128, 64, 8, 3, False, True)),
+        Schedule(Tile(128, 256, 64, 8, 3, False, True), 8, True),
+        Schedule(Tile(128, 256, 64, 8, 4, False, True), 16, True),
+    )
+    if mean <= 3:
+        tried = few
+    elif mean <= 40:
+        tried = (*few[1:4], *few[5:], *some)
+    elif mean <= 160:
+        tried = (*some[1:], *many[:3])
+    else:
+        tried = many
+    if kind == "gathered":
+        tried = tuple(s for s in tried if s.tile.rows <= 64 and not s.persistent)
+    first = by_rule(mean, torch.bfloat16)
+    return (first, *(s for s in tried if s != first))
