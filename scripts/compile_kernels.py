@@ -25,6 +25,7 @@ from suzuri.kernels.attention_prologue import Scaling, Sequences, State
 from suzuri.kernels.attention_prologue import kernel as prologue
 from suzuri.kernels.draw_tokens import kernel as draw
 from suzuri.kernels.draw_tokens.draws import Draws
+from suzuri.kernels.embedding_norm import kernel as beginning
 from suzuri.kernels.grouped_gemm import kernel as grouped
 from suzuri.kernels.matmul import kernel as matmul
 from suzuri.kernels.moe_combine import kernel as combine
@@ -133,6 +134,7 @@ def launch_all() -> None:
     stream, taps, factor = empty(64, 6144), empty(6144, 4), empty(6144)
     where = (positions, positions, starts)
     seam.residual_norm(stream, stream, taps, factor, *where, 1e-6, state, slots)
+    beginning.embedding_norm(positions, empty(512, 6144), factor, factor, 1e-6, 500)
     alone = (stream, taps, factor, positions, 1e-6, state, slots)
     seam.single_rows(stream, None, None, *alone)
     of_experts = (empty(512, 6144), torch.arange(512), empty(64, 8, dtype=wide))

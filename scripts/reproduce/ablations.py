@@ -32,6 +32,7 @@ from suzuri.kernels.matmul import matmul
 from suzuri.kernels.moe_experts import moe_experts
 from suzuri.kernels.moe_experts import reference as experts_parts
 from suzuri.kernels.moe_permute import Permutation, moe_permute
+from suzuri.kernels.moe_permute.reference import all_slots
 from suzuri.kernels.relative_attention import relative_attention
 from suzuri.kernels.swiglu import swiglu
 from suzuri.model.inkling import Inkling
@@ -249,7 +250,7 @@ class Ablations:
             moe = self._moe()
             _, experts_NK, weights_NJ = self._routed(tokens)
             experts = moe.gate_up.shape[0]
-            slots_NJ = experts_parts.with_shared(experts_NK, weights_NJ.shape[1], experts)
+            slots_NJ = all_slots(experts_NK, weights_NJ.shape[1], experts)
             counts = torch.bincount(slots_NJ.flatten(), minlength=experts)
             offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
             ends = offsets[1:].to(torch.int32)
@@ -370,10 +371,17 @@ def _slots_in_parts(
     weights_NJ: Tensor,
     gate_up_EFD: Tensor,
     down_EDF: Tensor,
+    num_rows_1: Tensor | None = None,
+    order: Permutation | None = None,
 ) -> tuple[Tensor, Permutation]:
-    experts, dtype = gate_up_EFD.shape[0], x_ND.dtype
-    slots_NJ = experts_parts.with_shared(experts_NK, weights_NJ.shape[1], experts)
-    rows_MD, order = moe_permute(x_ND, slots_NJ, num_experts=experts)
+    dtype = x_ND.dtype
+    rows_MD, order = moe_permute(
+        x_ND,
+        experts_NK,
+        num_experts=gate_up_EFD.shape[0],
+        num_slots=weights_NJ.shape[1],
+        num_rows_1=num_rows_1,
+    )
     offsets_E1 = order.offsets_E1
     gate_up_MF = grouped_gemm(rows_MD, gate_up_EFD, offsets_E1, out_dtype=torch.float32)
     hidden_MF = swiglu(gate_up_MF, out_dtype=dtype)

@@ -112,6 +112,8 @@ class Batch:
     @functools.cached_property
     def first_positions_S(self) -> Tensor:
         """Position of each sequence's first new row [S] (empty sequences: any valid value)."""
+        if self.single_rows:
+            return self.positions_N
         last = max(self.positions_N.shape[0] - 1, 0)
         return self.positions_N[self.seq_starts_S1[:-1].clamp(max=last)]
 

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from suzuri.kernels import dispatch
 from suzuri.kernels.embedding import embedding
+from suzuri.kernels.embedding_norm import embedding_norm
 from suzuri.kernels.exact import at_least_fp32
 from suzuri.kernels.matmul import matmul
 from suzuri.model.attention import Attention
@@ -144,9 +145,19 @@ class Decoder(nn.Module):
     def _joined(self, batch: Batch) -> Tensor:
         """As `forward`: every norm is taken together with the sum before it."""
         blocks = self.blocks
-        h_ND = self.embedded(batch)
         norms = [*(layer.attn_norm for layer in blocks), self.norm]
-        x_ND = norms[0](h_ND)
+        if batch.media_rows_M is None:
+            h_ND, x_ND = embedding_norm(
+                batch.token_ids_N,
+                self.embed.weight,
+                self.embed_norm.weight,
+                norms[0].weight,
+                eps=self.embed_norm.eps,
+                num_rows=self.text.unpadded_vocab_size,
+            )
+        else:
+            h_ND = self.embedded(batch)
+            x_ND = norms[0](h_ND)
         for layer, norm in zip(blocks, norms[1:], strict=True):
             h_ND, x_ND = layer.joined(h_ND, x_ND, batch, norm)
         return x_ND

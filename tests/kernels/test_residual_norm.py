@@ -86,6 +86,13 @@ def test_outputs_of_experts(dtype: torch.dtype):
         assert_same_bits(one, wanted)
 
 
+@each_dtype
+def test_n14_without_taps_the_input_is_added_once(dtype: torch.dtype):
+    given = cases.build("tiny", dtype, generator(7))
+    h_ND, _ = residual_norm(**changed(given, conv_DK=torch.zeros_like(given["conv_DK"])))
+    assert_same_bits(h_ND, given["h_ND"] + given["y_ND"])
+
+
 def test_gradients():
     given = cases.build("odd", torch.float64, generator(3))
 

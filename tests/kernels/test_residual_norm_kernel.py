@@ -155,7 +155,7 @@ def test_rows_of_two_chunks(device: str, dtype: torch.dtype, width: int):
 
 
 @devices
-def test_views_of_any_strides(device: str, dtype: torch.dtype):
+def test_n25_views_of_any_strides(device: str, dtype: torch.dtype):
     given = drawn("ragged", device, dtype, 4, 21)
     spread = {}
     for name in ("y_ND", "h_ND"):

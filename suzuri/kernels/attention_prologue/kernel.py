@@ -48,9 +48,14 @@ def _tau(positions, row, offset, n_floor, alpha):
 
 
 @triton.jit
-def _columns(group, HEADS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
+def _columns(
+    group,
+    HEADS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """Columns [R, C] of a group of heads among WIDTH; what is no channel is behind them."""
-    BLOCK: tl.constexpr = triton.next_power_of_2(CHANNELS)
     head, place = group * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK)
     column = head[:, None] * CHANNELS + place[None, :]
     if BLOCK != CHANNELS:
@@ -75,10 +80,11 @@ def _queries(
     norm_stride,
     WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
     IS_SCALED: tl.constexpr,
 ):
-    column = _columns(group, HEADS, CHANNELS, WIDTH)
+    column = _columns(group, HEADS, CHANNELS, BLOCK, WIDTH)
     inside = column < tl.where(row < num_rows, WIDTH, 0)
     row = tl.minimum(row, num_rows - 1)
     value = tl.load(x + row * x_row + column, mask=inside, other=0.0).to(tl.float32)
@@ -145,6 +151,7 @@ def _keys_values(
     channel_stride,
     WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
     TAPS: tl.constexpr,
     RING: tl.constexpr,
@@ -154,7 +161,7 @@ def _keys_values(
 ):
     """One row. Nothing is written if it sees a ring that the program before has. IS_SINGLE: it is
     alone in its sequence, and writes the ring too."""
-    column = _columns(group, HEADS, CHANNELS, WIDTH)
+    column = _columns(group, HEADS, CHANNELS, BLOCK, WIDTH)
     is_row = row < num_rows
     is_written = is_row
     row = tl.minimum(row, num_rows - 1)
@@ -254,6 +261,7 @@ def _kernel(
     KV_WIDTH: tl.constexpr,
     R_WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
     COLUMNS: tl.constexpr,
     Q_GROUPS: tl.constexpr,
@@ -305,6 +313,7 @@ def _kernel(
                 channel_stride,
                 KV_WIDTH,
                 CHANNELS,
+                BLOCK,
                 HEADS,
                 TAPS,
                 RING,
@@ -324,7 +333,7 @@ def _kernel(
                 slots,
                 first,
                 num_rows,
-                _columns(group, HEADS, CHANNELS, KV_WIDTH),
+                _columns(group, HEADS, CHANNELS, BLOCK, KV_WIDTH),
                 x_row,
                 state_slot,
                 state_row,
@@ -351,6 +360,7 @@ def _kernel(
                 q_norm_stride,
                 Q_WIDTH,
                 CHANNELS,
+                BLOCK,
                 HEADS,
                 IS_SCALED,
             )
@@ -460,6 +470,7 @@ def attention_prologue(
         KV_WIDTH=kv_width,
         R_WIDTH=r_width,
         CHANNELS=channels,
+        BLOCK=block,
         HEADS=heads_each,
         COLUMNS=columns,
         Q_GROUPS=q_groups,

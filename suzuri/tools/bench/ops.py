@@ -19,6 +19,8 @@ from suzuri.kernels.draw_tokens import cases as draw_tokens_cases
 from suzuri.kernels.draw_tokens import draw_tokens
 from suzuri.kernels.embedding import cases as embedding_cases
 from suzuri.kernels.embedding import embedding
+from suzuri.kernels.embedding_norm import cases as embedding_norm_cases
+from suzuri.kernels.embedding_norm import embedding_norm
 from suzuri.kernels.embedding_sum import cases as embedding_sum_cases
 from suzuri.kernels.embedding_sum import embedding_sum
 from suzuri.kernels.filter_logits import cases as filter_logits_cases
@@ -279,6 +281,12 @@ OPS: dict[str, Op] = {
             embedding,
             moved=_gathered("weight_VD", "ids_N"),
             free=lambda given: functional.embedding(given["ids_N"], given["weight_VD"]),
+        ),
+        _plain(
+            "embedding_norm",
+            embedding_norm_cases,
+            embedding_norm,
+            moved=_gathered("weight_VD", "ids_N"),
         ),
         _plain(
             "embedding_sum",
