@@ -106,13 +106,19 @@ def launch_all() -> None:
         matmul.matmul(empty(rows, 6144), weight, 1.0, torch.bfloat16)
     experts, offsets = empty(8, 6144, 6144), torch.arange(0, 72, 8)
     for rows in (8, 64, 4096):
-        x, few = empty(rows, 6144), {"order_M": torch.arange(rows), "num_slots": 8}
-        for more in ({}, {"swiglu": True}, {"swiglu": True, **few}):
-            grouped.grouped_gemm(x, experts, offsets, torch.bfloat16, **more)
+        given = (empty(rows, 6144), experts, offsets, torch.bfloat16)
+        order = torch.arange(rows)
+        grouped.grouped_gemm(*given)
+        grouped.grouped_gemm(*given, swiglu=True)
+        grouped.grouped_gemm(*given, swiglu=True, order_M=order, num_slots=8)
     wide = torch.float32
     router.router(
         empty(9, 6144), empty(258, 6144), empty(256, dtype=wide), empty(1, dtype=wide), 6, 8.0
     )
+    for rows in (1, 8, 64):
+        logits = (empty(258, 6144), empty(256, dtype=wide), empty(1, dtype=wide), 6, 8.0)
+        router.route(empty(rows, 6144), *logits)
+        router.route(empty(rows, 6144), *logits, num_rows_1=torch.ones(1, dtype=torch.int64))
     swiglu.swiglu(empty(64, 6144, dtype=wide), torch.bfloat16)
     norm.rms_norm(empty(64, 6144), empty(6144), 1e-6, torch.bfloat16)
     positions = torch.arange(64)
