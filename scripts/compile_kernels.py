@@ -125,6 +125,10 @@ def launch_all() -> None:
     router.router(
         empty(9, 6144), empty(258, 6144), empty(256, dtype=wide), empty(1, dtype=wide), 6, 8.0
     )
+    for rows in (1, 8, 64):
+        logits = (empty(258, 6144), empty(256, dtype=wide), empty(1, dtype=wide), 6, 8.0)
+        router.route(empty(rows, 6144), *logits)
+        router.route(empty(rows, 6144), *logits, num_rows_1=torch.ones(1, dtype=torch.int64))
     swiglu.swiglu(empty(64, 6144, dtype=wide), torch.bfloat16)
     norm.rms_norm(empty(64, 6144), empty(6144), 1e-6, torch.bfloat16)
     positions = torch.arange(64)

@@ -1,11 +1,14 @@
 """The two kinds of MLP: dense, and a mixture of routed and shared experts."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from suzuri.kernels.exact import at_least_fp32
 from suzuri.kernels.moe_experts import ExpertOutputs, expert_outputs, moe_experts
-from suzuri.kernels.router import router
+from suzuri.kernels.moe_permute import Permutation
+from suzuri.kernels.router import route
 from suzuri.kernels.swiglu import swiglu
 from suzuri.model.batch import Batch
 from suzuri.model.config import TextConfig
@@ -45,11 +48,17 @@ class Router(nn.Module):
         self.global_scale = nn.Parameter(torch.empty(1, dtype=wide))
 
     def forward(
-        self, x_ND: Tensor, *, given_NK: Tensor | None = None
+        self,
+        x_ND: Tensor,
+        *,
+        given_NK: Tensor | None = None,
+        num_rows_1: Tensor | None = None,
+        orders: list[Permutation] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(chosen ids [N, K] ascending, weights [N, K+S], raw logits [N, R+S]); `given_NK` in place
-        of the choice (kernels/router)."""
-        return router(
+        of the choice (kernels/router). Where the order of all slots is found on the way it is
+        added to `orders`."""
+        experts_NK, weights_NJ, logits_NE, order = route(
             x_ND,
             self.weight,
             self.bias,
@@ -57,7 +66,11 @@ class Router(nn.Module):
             num_experts_per_token=self.num_experts_per_token,
             route_scale=self.route_scale,
             given_NK=given_NK,
+            num_rows_1=num_rows_1,
         )
+        if order is not None and orders is not None:
+            orders.append(order)
+        return experts_NK, weights_NJ, logits_NE
 
 
 class MoE(nn.Module):
@@ -85,27 +98,32 @@ class MoE(nn.Module):
 
     def forward(self, x_ND: Tensor, *, batch: Batch | None = None) -> Tensor:
         """`batch` says which experts to take, and who wants to know."""
-        return moe_experts(*self._given(x_ND, batch), num_rows_1=_num_rows(batch))
+        given, known = self._given(x_ND, batch)
+        return moe_experts(*given, **known)
 
     def outputs(self, x_ND: Tensor, *, batch: Batch | None = None) -> ExpertOutputs:
         """As `forward`, without its weighted sum: for a caller that combines in an op of its
         own."""
-        return expert_outputs(*self._given(x_ND, batch), num_rows_1=_num_rows(batch))
+        given, known = self._given(x_ND, batch)
+        return expert_outputs(*given, **known)
 
-    def _given(self, x_ND: Tensor, batch: Batch | None) -> tuple[Tensor, ...]:
+    def _given(
+        self, x_ND: Tensor, batch: Batch | None
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], dict[str, Any]]:
         """Arguments of both."""
         given_LNK = None if batch is None else batch.given_experts_LNK
         given_NK = None if given_LNK is None else given_LNK[self.index]
-        experts_NK, weights_NJ, _ = self.router(x_ND, given_NK=given_NK)
+        num_rows_1 = None if batch is None else batch.num_rows_1
+        orders: list[Permutation] = []
+        experts_NK, weights_NJ, _ = self.router(
+            x_ND, given_NK=given_NK, num_rows_1=num_rows_1, orders=orders
+        )
         if batch is not None and batch.routes is not None:
             batch.routes.put(self.index, experts_NK, weights_NJ)
         gate_up_EFD = _all_experts(self.routed_gate_up, self.gate_up)
         down_EDF = _all_experts(self.routed_down, self.down)
-        return x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF
-
-
-def _num_rows(batch: Batch | None) -> Tensor | None:
-    return None if batch is None else batch.num_rows_1
+        given = (x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
+        return given, {"num_rows_1": num_rows_1, "order": orders[0] if orders else None}
 
 
 def _all_experts(routed: Nvfp4Experts | None, held: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ def moe_experts(
     down_EDF: Tensor,
     *,
     num_rows_1: Tensor | None = None,
+    order: Permutation | None = None,
 ) -> Tensor:
     """out[n] = sum_j weights[n, j] * expert(id[n, j])(x[n]), j ascending; [N, D].
 
@@ -41,16 +42,18 @@ def moe_experts(
     roundings of each. Gradients: all floating inputs.
 
     Rows from num_rows_1 [1] int64 on, which stays on the device, are padding: no expert's weights
-    are read for them and their outputs are zeros. With a gradient: ValueError.
+    are read for them and their outputs are zeros. With a gradient: ValueError. `order`: of all
+    slots, where it is known (router.route), for the same num_rows_1.
     """
     _check(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
     given = (x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
     numbers = (x_ND, weights_NJ, gate_up_EFD, down_EDF)
-    if num_rows_1 is not None:
-        if exact.records_gradient(*numbers):
-            raise ValueError("moe_experts: rows of padding have no gradient")
-        return reference.moe_experts(*given, num_rows_1)
-    if exact.records_gradient(*numbers) and not dispatch.is_forced():
+    records = exact.records_gradient(*numbers)
+    if records and num_rows_1 is not None:
+        raise ValueError("moe_experts: rows of padding have no gradient")
+    if not records and (num_rows_1 is not None or order is not None):
+        return reference.moe_experts(*given, num_rows_1, order)
+    if records and not dispatch.is_forced():
         from suzuri.kernels.moe_experts import gradient
 
         return gradient.MoeExperts.apply(*given)
@@ -71,6 +74,7 @@ def expert_outputs(
     down_EDF: Tensor,
     *,
     num_rows_1: Tensor | None = None,
+    order: Permutation | None = None,
 ) -> ExpertOutputs:
     """`moe_experts` without its sum: moe_combine(y_MD, permutation, weights_NJ, out_dtype=dtype of
     x) of what comes back has its bits. For callers that combine in an op of their own.
@@ -80,7 +84,7 @@ def expert_outputs(
     """
     _check(x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF)
     given = (x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF, num_rows_1)
-    y_MD, order = reference.slot_outputs(*given)
+    y_MD, order = reference.slot_outputs(*given, order)
     return ExpertOutputs(y_MD, order, weights_NJ)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from suzuri.kernels import exact
 from suzuri.kernels.grouped_gemm import grouped_gemm
 from suzuri.kernels.moe_combine import moe_combine
-from suzuri.kernels.moe_permute import Permutation, moe_permute, sort_slots
+from suzuri.kernels.moe_permute import Permutation, copy_rows, moe_permute, sort_slots
 from suzuri.kernels.swiglu import swiglu
 
 GATHERED = 96
@@ -29,9 +29,10 @@ def moe_experts(
     gate_up_EFD: Tensor,
     down_EDF: Tensor,
     num_rows_1: Tensor | None = None,
+    order: Permutation | None = None,
 ) -> Tensor:
     given = (x_ND, experts_NK, weights_NJ, gate_up_EFD, down_EDF, num_rows_1)
-    y_MD, order = slot_outputs(*given)
+    y_MD, order = slot_outputs(*given, order)
     return moe_combine(y_MD, order, weights_NJ, out_dtype=x_ND.dtype)
 
 
@@ -42,6 +43,7 @@ def slot_outputs(
     gate_up_EFD: Tensor,
     down_EDF: Tensor,
     num_rows_1: Tensor | None = None,
+    order: Permutation | None = None,
 ) -> tuple[Tensor, Permutation]:
     """The sorted outputs of all slots [M, D], not weighted. Gate and up of a slot never leave the
     product's kernel."""
@@ -53,8 +55,10 @@ def slot_outputs(
     }
     hidden: dict[str, Any] = {"out_dtype": dtype, "swiglu": True}
     if weights_NJ.numel() <= GATHERED and not exact.records_gradient(x_ND):
-        order = sort_slots(x_ND, experts_NK, **slots)
+        order = order or sort_slots(x_ND, experts_NK, **slots)
         rows, hidden = x_ND, hidden | {"order_M": order.order_M, "num_slots": num_slots}
+    elif order is not None and not exact.records_gradient(x_ND):
+        rows = copy_rows(x_ND, order)
     else:
         rows, order = moe_permute(x_ND, experts_NK, **slots)
     hidden_MF = grouped_gemm(rows, gate_up_EFD, order.offsets_E1, **hidden)
