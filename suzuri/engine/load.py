@@ -104,6 +104,15 @@ def load_engine(
         return engine
 
 
+def prepare_engine(engine: Engine, *, has_weights: bool = True) -> None:
+    """Compiles, tests and records what the engine will need, if its config wants it, on a GPU."""
+    if engine.config.prepare and engine.runner.device.type == "cuda":
+        from suzuri.engine.preparation import Preparation  # loads Triton
+
+        with contextlib.closing(Preparation()) as preparation:
+            preparation.prepare(engine, has_weights=has_weights)
+
+
 @contextlib.contextmanager
 def _shown(console: Console | None, report: Show | None) -> Generator[Show]:
     """How far a preparation is: a bar where the console is a terminal, and to `report`."""

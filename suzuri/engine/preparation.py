@@ -68,8 +68,15 @@ class Preparation:
         """Leaves no process behind."""
         self._compiler.close()
 
-    def prepare(self, engine: Engine, show: Show = lambda what, done, total: None) -> Prepared:
-        """All phases. The engine must be idle; it is so again, and has the state it had."""
+    def prepare(
+        self,
+        engine: Engine,
+        show: Show = lambda what, done, total: None,
+        *,
+        has_weights: bool = True,
+    ) -> Prepared:
+        """All phases; without weights, those that read none. The engine must be idle; it is so
+        again, and has the state it had."""
         done, runner = Prepared(), engine.runner
         kernels: list[Specialization] = []
         shapes: list[buckets.Shape] = []
@@ -79,17 +86,20 @@ class Preparation:
             )
             kernels = list(found.kernels)
             done.problems += [f"{name}: {why}" for name, why in found.problems.items()]
+        _give_back(runner.device)  # the driver loads kernels into memory that torch does not hold
         with _phase(done, "compile"):
             self._compile(kernels, runner.device, show, done)
-        with _phase(done, "self-tests"):
-            for i, shape in enumerate(shapes):
+        for i, shape in enumerate(shapes):
+            with _phase(done, "self-tests"):
                 show("testing products", i, len(shapes))
                 buckets.prepare([shape], runner.device)
                 done.products += 1
-        with _phase(done, "first request"):
-            show("running a first request", 0, 1)
-            warm_up(engine)
-        if runner.graphs is not None:
+        _give_back(runner.device)
+        if has_weights:
+            with _phase(done, "first request"):
+                show("running a first request", 0, 1)
+                warm_up(engine)
+        if has_weights and runner.graphs is not None:
             with _phase(done, "graphs"):
                 self._record(runner, show, done)
         for problem in done.problems[:MOST_NAMED]:
@@ -144,4 +154,10 @@ def _phase(done: Prepared, name: str) -> Generator[None]:
     except TRITON_ERRORS as error:
         done.problems.append(f"{name}: {type(error).__name__}: {error}")
     finally:
-        done.seconds[name] = time.monotonic() - start
+        done.seconds[name] = done.seconds.get(name, 0.0) + time.monotonic() - start
+
+
+def _give_back(device: torch.device) -> None:
+    """Memory of steps of sizes that may not come again."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

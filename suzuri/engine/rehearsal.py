@@ -58,7 +58,7 @@ def token_sizes(budget: int) -> list[int]:
 def widths(columns: int) -> list[int]:
     """Columns of page tables: around every power of two, up to `columns`."""
     powers = [1 << i for i in range(columns.bit_length())]
-    found = {columns, *powers, *(power + 1 for power in powers)}
+    found = {columns, *powers, *(power + 1 for power in powers if power <= TILE)}
     return sorted(width for width in found if width <= columns)
 
 
@@ -73,11 +73,11 @@ def prefill_steps(config: EngineConfig, capacity: Capacity) -> Iterator[Step]:
     longest, most = capacity.max_context - 1, config.max_running
     for tokens in token_sizes(config.token_budget):
         fewest = -(-tokens // longest)
-        counts = {fewest, 2, 3, 16, most // 2, most} if tokens % TILE == 0 else {fewest, 3, most}
+        counts = {fewest, 2, 16, most} if tokens % TILE == 0 else {fewest, 3, most}
         for count in sorted(n for n in counts if fewest <= n <= min(tokens, most)):
             yield Step(rows=split(tokens, count))
         beside = min(most, tokens) - 1
-        for count in {1, beside} if beside > 0 else ():
+        for count in {beside if tokens % TILE == 0 else 1} if beside > 0 else ():
             if 1 < tokens - count <= longest:
                 yield Step(rows=((0, tokens - count), *((1, 1),) * count))
 
@@ -85,14 +85,14 @@ def prefill_steps(config: EngineConfig, capacity: Capacity) -> Iterator[Step]:
 def wide_steps(config: EngineConfig, capacity: Capacity) -> Iterator[Step]:
     """Chunks of prompts and decoding behind pasts of every length."""
     longest, most = capacity.max_context - 1, config.max_running
-    sizes = (1, 2, 16, 17, 128, 512, config.chunk)
+    sizes = (1, 2, 17, config.chunk)
     for width in widths(-(-longest // config.page_size)):
         end = min(longest, width * config.page_size)
         for tokens in sorted({size for size in sizes if size <= min(end, config.chunk)}):
             yield Step(rows=((end - tokens, tokens),))
-            if tokens < config.token_budget and most > 1:
+            if 1 < tokens < config.token_budget and most > 1:
                 yield Step(rows=((end - tokens, tokens), (0, 1)))
-        for count in sorted({2, 3, 8, most // 4, most // 2, most} & {*range(2, most + 1)}):
+        for count in sorted({2, 8, most // 4, most} & {*range(2, most + 1)}):
             yield Step(rows=((end - 1, 1),) * count)
 
 
@@ -126,9 +126,8 @@ def sampling_steps(config: EngineConfig) -> Iterator[Step]:
         rows = ((1, 1),) * count
         for params in (*asked, everything):
             yield Step(rows=rows, params=(params,))
-            yield Step(rows=rows, params=(params, plain))
-            yield Step(rows=rows, params=(plain, params))
-        yield Step(rows=rows, params=(*asked, everything))
+        yield Step(rows=rows, params=(plain, everything))
+        yield Step(rows=rows, params=(*asked, everything, plain))
     scored = SamplingParams(max_tokens=1, prompt_logprobs=1)
     for tokens in (2, 34, 64, 65):
         if tokens <= config.token_budget:

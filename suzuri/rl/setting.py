@@ -7,7 +7,7 @@ import torch
 import suzuri
 from suzuri.engine.config import EngineConfig
 from suzuri.engine.engine import Engine
-from suzuri.engine.load import memory_for
+from suzuri.engine.load import memory_for, prepare_engine
 from suzuri.envs.chat_prompts import ChatPrompts
 from suzuri.envs.env import Problems
 from suzuri.model.checkpoint_files import Checkpoint
@@ -101,6 +101,7 @@ def local_sampler(setting: Setting, version: int) -> LocalSampler:
     ).requires_grad_(False)
     memory = memory_for(engine_config, device)
     engine = Engine(model, engine_config, memory_bytes=memory, vocabulary=setting.vocabulary)
+    prepare_engine(engine, has_weights=False)
     engine.weight_version = version
     return LocalSampler(engine, on_publish=config.on_publish)
 

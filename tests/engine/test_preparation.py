@@ -192,7 +192,23 @@ def test_a_preparation_does_its_phases_in_turn(
     assert phases == ["load", "first request"]
     assert (done.compiled, done.cached) == (3, done.kernels - 4)
     assert done.problems == ["one: is faulty"]
-    assert list(done.seconds) == ["walk", "compile", "self-tests", "first request"]
+    assert list(done.seconds) == ["walk", "compile", "first request"]
+
+
+def test_an_engine_without_weights_runs_nothing(
+    prepared: Preparation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What weights that are not there yet would compute must not reach its pages."""
+
+    def ran(engine: Engine) -> None:
+        raise AssertionError("a request ran")
+
+    monkeypatch.setattr(preparation, "warm_up", ran)
+    monkeypatch.setattr(preparation, "load", lambda *_: Outcome())
+    with gpu_engine(torch.float32, **SMALL) as engine:
+        done = prepared.prepare(engine, has_weights=False)
+    assert done.kernels > 20
+    assert not done.problems
 
 
 @pytest.mark.gpu
