@@ -21,12 +21,12 @@ from suzuri.kernels.short_conv import kernel as conv_kernel
 
 OPTIONS: tuple[Arguments, ...] = (
     {},
-    {"rows": 1, "num_warps": 1},
-    {"rows": 2},
-    {"rows": 3, "num_warps": 2},
-    {"rows": 8},
+    {"num_warps": 1},
+    {"block": 16},
+    {"block": 32, "num_warps": 2},
+    {"block": 2048},
 )
-OF_RINGS: tuple[Arguments, ...] = ({}, {"rows": 3, "num_warps": 2}, {"rows": 8})
+OF_RINGS: tuple[Arguments, ...] = ({}, {"block": 32, "num_warps": 2}, {"block": 2048})
 GPU = [pytest.param("cuda", dtype, marks=on_gpu) for dtype in LOW]
 CPU = [pytest.param("cpu", dtype, marks=in_interpreter) for dtype in LOW]
 devices = pytest.mark.parametrize(("device", "dtype"), [*CPU, *GPU])

@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from suzuri.kernels.residual_norm.kernel import MOST, chunks_of, put_normed, squares
+from suzuri.kernels.residual_norm.kernel import MOST, chunks_of
+from suzuri.kernels.residual_norm.rows import put_normed, squares
 
 COVERED = (torch.bfloat16, torch.float32)
 
@@ -109,7 +110,7 @@ def embedding_norm(
         WIDTH=width,
         FIRST=first,
         SECOND=second,
-        num_warps=num_warps or (8 if width > 1024 else 4),
+        num_warps=num_warps or 4,
         enable_fp_fusion=False,  # products are rounded before they are added
     )
     return stream_ND, out_ND
