@@ -239,7 +239,8 @@ class Runner:
         fields = upload(step_fields(works, size), self.device)
         layers = tuple(self.cache.layers)
         batch = step_batch(fields, size, self.page_size, self._tables, layers)
-        batch = dataclasses.replace(batch, single_rows=all(work.count == 1 for work in works))
+        single = all(work.count == 1 for work in works)
+        batch = dataclasses.replace(batch, single_rows=single, num_rows_1=None)
         firsts = _integers(ends) - _integers([work.count for work in works])
         rows_M, features_MD = self._media(works, firsts)
         if rows_M is None:

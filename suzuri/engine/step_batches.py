@@ -54,10 +54,14 @@ class Size(NamedTuple):
 
     @property
     def num_fields(self) -> int:
+        return self.count_at + 1
+
+    @property
+    def count_at(self) -> int:
+        """Where the number of rows that are no padding is."""
         if self.is_decode:
-            return 3 * self.rows
-        rows, sequences = _aligned(self.rows), _aligned(self.sequences + 1)
-        return 3 * rows + 2 * sequences
+            return _aligned(3 * self.rows)
+        return 3 * _aligned(self.rows) + 2 * _aligned(self.sequences + 1)
 
     @property
     def parts(self) -> list[slice]:
@@ -83,11 +87,12 @@ def step_fields(works: Sequence[Work], size: Size) -> Integers:
     """What the host knows of a step, [size.num_fields]."""
     fields = np.full(size.num_fields, NO_SLOT, dtype=np.int64)
     (_decode_fields if size.is_decode else _packed_fields)(works, fields, size)
+    fields[size.count_at] = sum(work.count for work in works)
     return fields
 
 
 def _decode_fields(works: Sequence[Work], fields: Integers, size: Size) -> None:
-    fields_3N = fields.reshape(3, size.rows)
+    fields_3N = fields[: 3 * size.rows].reshape(3, size.rows)
     for i, work in enumerate(works):
         token = FROM_DEVICE if work.from_device else work.sequence.tokens[work.start]
         fields_3N[:, i] = token, work.start, work.slot
@@ -126,7 +131,7 @@ def step_batch(
 def _decode_batch(
     fields: Tensor, size: Size, page_size: int, tables: Tables, layers: tuple[LayerCache, ...]
 ) -> Batch:
-    ids_N, positions_N, slots_N = fields.view(3, size.rows)
+    ids_N, positions_N, slots_N = fields[: 3 * size.rows].view(3, size.rows)
     block_N1, offset_N = (positions_N // page_size)[:, None], positions_N % page_size
     global_SM, local_SM = (table[slots_N, : size.blocks] for table in tables[:2])
 
@@ -140,6 +145,7 @@ def _decode_batch(
         seq_ids_N=starts_S1[:-1],
         seq_starts_S1=starts_S1,
         single_rows=True,
+        num_rows_1=fields[size.count_at :],
         cache=CacheView(
             layers=layers,
             global_pages_SM=global_SM,
@@ -169,6 +175,7 @@ def _packed_batch(
         positions_N=positions_N,
         seq_ids_N=seq_ids_N,
         seq_starts_S1=starts_S1,
+        num_rows_1=fields[size.count_at :],
         cache=CacheView(
             layers=layers,
             global_pages_SM=global_SM,

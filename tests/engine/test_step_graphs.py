@@ -140,9 +140,15 @@ def test_rows_do_not_see_what_padding_stands_beside_them() -> None:
             table[slot, 0] = page
     few = torch.tensor([[7, 9], [0, 0], [3, 5]])
     many = torch.cat([few, torch.tensor([[0, 0, 0], [0, 0, 0], [0, 0, 0]])], 1)
-    with torch.no_grad():
-        _, few_ND = runner.step_rows(few.view(-1), Size(2, 0, 1))
-        _, many_ND = runner.step_rows(many.view(-1), Size(5, 0, 32))
+
+    def rows(fields_3N: Tensor, size: Size) -> Tensor:
+        fields = torch.zeros(size.num_fields, dtype=torch.int64)
+        fields[: fields_3N.numel()] = fields_3N.reshape(-1)
+        fields[size.count_at] = 2
+        with torch.no_grad():
+            return runner.step_rows(fields, size)[1]
+
+    few_ND, many_ND = rows(few, Size(2, 0, 1)), rows(many, Size(5, 0, 32))
     assert torch.equal(few_ND, many_ND[:2])
 
 

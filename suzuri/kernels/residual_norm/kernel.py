@@ -94,12 +94,17 @@ def squares(value):
 
 
 @triton.jit
+def normed(value, scale, factor, out):
+    """The normed row in the dtype of `out`."""
+    return (value * scale * factor.to(tl.float32)).to(out.dtype.element_ty)
+
+
+@triton.jit
 def put_normed(value, scale, weight, out, row, end, column, weight_stride, WIDTH: tl.constexpr):
     """Writes the columns before `end` of a row [C]: all, or none."""
     inside = column < end
-    factor = tl.load(weight + column * weight_stride, mask=inside, other=0.0).to(tl.float32)
-    y = value * scale * factor
-    tl.store(out + row * WIDTH + column, y.to(out.dtype.element_ty), mask=inside)
+    factor = tl.load(weight + column * weight_stride, mask=inside, other=0.0)
+    tl.store(out + row * WIDTH + column, normed(value, scale, factor, out), mask=inside)
 
 
 @triton.jit
@@ -140,6 +145,7 @@ def _row(
     row = tl.minimum(row, num_rows - 1)
     sequence = tl.load(seq_ids + row)
     column = tl.arange(0, FIRST)
+    factor = tl.load(norm + column * norm_stride, mask=column < WIDTH, other=0.0)
     own = tl.load(y + row * y_row + column, mask=column < WIDTH, other=0.0)
     start = tl.load(seq_starts + sequence)
     index = row - start
@@ -175,11 +181,9 @@ def _row(
         PACKED,
         False,
     )
-    total = squares(value)
-    at = stream + row * WIDTH
-    tl.store(at + column, value.to(stream.dtype.element_ty), mask=column < end)
     if SECOND > 0:
         later = FIRST + tl.arange(0, SECOND)
+        second_factor = tl.load(norm + later * norm_stride, mask=later < WIDTH, other=0.0)
         second_own = tl.load(y + row * y_row + later, mask=later < WIDTH, other=0.0)
         second = _mixed(
             y,
@@ -205,12 +209,17 @@ def _row(
             PACKED,
             False,
         )
-        total = total + squares(second)
-        tl.store(at + later, second.to(stream.dtype.element_ty), mask=later < end)
-    scale = tl.rsqrt(tl.div_rn(total, WIDTH * 1.0) + eps)
-    put_normed(value, scale, norm, out, row, end, column, norm_stride, WIDTH)
+    # Loads above, sums below: a program waits for memory once.
+    total = squares(value)
     if SECOND > 0:
-        put_normed(second, scale, norm, out, row, end, later, norm_stride, WIDTH)
+        total = total + squares(second)
+    scale = tl.rsqrt(tl.div_rn(total, WIDTH * 1.0) + eps)
+    at, normed_at = stream + row * WIDTH, out + row * WIDTH
+    tl.store(at + column, value.to(stream.dtype.element_ty), mask=column < end)
+    tl.store(normed_at + column, normed(value, scale, factor, out), mask=column < end)
+    if SECOND > 0:
+        tl.store(at + later, second.to(stream.dtype.element_ty), mask=later < end)
+        tl.store(normed_at + later, normed(second, scale, second_factor, out), mask=later < end)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -406,6 +415,7 @@ def _single_kernel(
     slot = tl.load(slots + row)
     index = row * 0
     column = tl.arange(0, FIRST)
+    factor = tl.load(norm + column * norm_stride, mask=column < WIDTH, other=0.0)
     own = _own(y, inverse, weights, row, column, y_row, WIDTH, SLOTS)
     value = _mixed(
         y,
@@ -433,6 +443,7 @@ def _single_kernel(
     )
     if SECOND > 0:
         later = FIRST + tl.arange(0, SECOND)
+        second_factor = tl.load(norm + later * norm_stride, mask=later < WIDTH, other=0.0)
         second_own = _own(y, inverse, weights, row, later, y_row, WIDTH, SLOTS)
         second = _mixed(
             y,
@@ -464,16 +475,16 @@ def _single_kernel(
     end = tl.where(slot >= 0, WIDTH, 0)
     tl.store(kept_at + column * state_channel, own, mask=column < end)
     total = squares(value)
-    at = stream + row * WIDTH
+    if SECOND > 0:
+        total = total + squares(second)
+    scale = tl.rsqrt(tl.div_rn(total, WIDTH * 1.0) + eps)
+    at, normed_at = stream + row * WIDTH, out + row * WIDTH
     tl.store(at + column, value.to(stream.dtype.element_ty), mask=column < WIDTH)
+    tl.store(normed_at + column, normed(value, scale, factor, out), mask=column < WIDTH)
     if SECOND > 0:
         tl.store(kept_at + later * state_channel, second_own, mask=later < end)
         tl.store(at + later, second.to(stream.dtype.element_ty), mask=later < WIDTH)
-        total = total + squares(second)
-    scale = tl.rsqrt(tl.div_rn(total, WIDTH * 1.0) + eps)
-    put_normed(value, scale, norm, out, row, WIDTH, column, norm_stride, WIDTH)
-    if SECOND > 0:
-        put_normed(second, scale, norm, out, row, WIDTH, later, norm_stride, WIDTH)
+        tl.store(normed_at + later, normed(second, scale, second_factor, out), mask=later < WIDTH)
 
 
 def chunks_of(width: int) -> tuple[int, int]:
