@@ -1,4 +1,4 @@
-"""A GPU that is not there: tensors lie on the CPU and say that they are on `cuda:0`, so that the
+"""A GPU that is not there: tensors lie on the CPU and say that they are on a GPU, so that the
 model takes the way it takes on a GPU. Its kernels run in Triton's interpreter, or are not launched.
 """
 
@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-GPU = torch.device("cuda", 0)
+GPU = torch.device("cuda", 99)
+"""A number that no GPU has: what kernels keep per device must not be found by a real one."""
 CPU = torch.device("cpu")
 _DEVICE, _IS_CPU, _IS_CUDA = (
     vars(torch.Tensor.__base__)[name].__get__ for name in ("device", "is_cpu", "is_cuda")
@@ -21,6 +22,10 @@ class _Properties:
     name, major, minor = "pretended", 9, 0
     multi_processor_count = 132
     shared_memory_per_block_optin = 227 << 10
+
+
+class _Stream:
+    def synchronize(self) -> None: ...
 
 
 class _Event:
@@ -54,7 +59,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> Generator[torch.device]:
         "get_device_properties": lambda device=None: _Properties,
         "get_device_capability": lambda device=None: (9, 0),
         "is_current_stream_capturing": lambda: False,
-        "current_stream": lambda device=None: None,
+        "current_stream": lambda device=None: _Stream(),
         "synchronize": lambda device=None: None,
         "empty_cache": lambda: None,
         "Event": _Event,
