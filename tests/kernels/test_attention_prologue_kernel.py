@@ -20,6 +20,7 @@ from suzuri.kernels.kv_write import kernel as write_kernel
 from suzuri.kernels.log_scaling import kernel as scaling_kernel
 from suzuri.kernels.rms_norm import kernel as norm_kernel
 from suzuri.kernels.short_conv import kernel as conv_kernel
+from suzuri.kernels.short_conv import rows as conv_rows
 
 SCALINGS = (None, Scaling(3.0, 0.1), Scaling(5.0, 0.2, 2))
 OPTIONS: tuple[Arguments, ...] = (
@@ -144,7 +145,7 @@ def test_with_state(device: str, dtype: torch.dtype, name: str, taps: int, spare
 @pytest.mark.parametrize("channels", [8, 5])
 def test_taps_as_one_integer(channels: int):
     given, memory = with_rings("verify", "cpu", torch.bfloat16, 4, 2, channels)
-    assert conv_kernel.is_packed(given["conv_CK"])
+    assert conv_rows.is_packed(given["conv_CK"])
     check(given, memory, None)
 
 

@@ -93,7 +93,7 @@ def test_every_token_may_want_the_same_expert(dtype: torch.dtype):
 def test_gradients():
     given = arguments_of("odd", torch.float64)
 
-    def run(**arguments: Tensor) -> Tensor:
+    def run(**arguments: Any) -> Tensor:
         return moe_experts(**arguments)
 
     check_gradients(run, given, ["x_ND", "weights_NJ", "gate_up_EFD", "down_EDF"])

@@ -8,8 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from suzuri.kernels.residual_norm.kernel import MOST, chunks_of
-from suzuri.kernels.residual_norm.rows import put_normed, squares
+from suzuri.kernels.residual_norm.kernel import MOST, chunks_of, put_normed, squares
 
 COVERED = (torch.bfloat16, torch.float32)
 

@@ -1,10 +1,7 @@
-"""Convolution, residual and norm in one launch: a program has one row.
-
-New inputs overwrite ring rows that the first rows of the same sequence may still need. So whoever
-has the first row of a sequence also has all that see the ring, and writes the ring after them.
-
-Where every sequence has one row, as in decoding, what is added may be the outputs of experts: their
-weighted sum is then made here, as moe_combine makes it.
+"""Convolution, residual and norm. Where every sequence has one row, as in decoding, they are one
+launch, a program a row, and what is added may be the outputs of experts: their weighted sum is then
+made there, as moe_combine makes it. Otherwise the convolution adds the residual, and the norm
+follows: a program that walks whole rows with their neighbours waits more than it saves (measured).
 
 The sum of squares is that of rms_norm's kernel: chunks of exact.FOLD columns, each a tree.
 """
@@ -18,210 +15,106 @@ import triton.language as tl
 from torch import Tensor
 
 from suzuri.kernels import exact
-from suzuri.kernels.residual_norm.rows import whole_row
-from suzuri.kernels.short_conv.kernel import is_packed, remember_begun, rows_behind
+from suzuri.kernels.rms_norm.kernel import rms_norm
+from suzuri.kernels.short_conv.kernel import short_conv
+from suzuri.kernels.short_conv.rows import convolved_row, is_packed
+from suzuri.kernels.triton_math import tree_sum
 
 COVERED = (torch.bfloat16, torch.float32)
 MOST = 2 * exact.FOLD
-"""Columns of the widest row: two chunks."""
-BLOCK, WARPS = 512, 4
+"""Columns of the widest row: a program holds two chunks."""
 
 
 @triton.jit
-def _row(
+def _mixed(
     y,
     h,
     weight,
-    norm,
-    positions,
-    seq_ids,
-    seq_starts,
     state,
-    slots,
-    stream,
-    out,
-    eps,
     row,
-    first,
-    num_rows,
+    index,
+    position,
+    slot,
+    own,
+    column,
     y_row,
     h_row,
     weight_channel,
     weight_tap,
-    norm_stride,
     state_slot,
     state_row,
     state_channel,
     WIDTH: tl.constexpr,
-    FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LATER: tl.constexpr,
     TAPS: tl.constexpr,
     RING: tl.constexpr,
     PACKED: tl.constexpr,
+    IS_SINGLE: tl.constexpr,
 ):
-    """One row. Nothing is written if it sees a ring that another program has: `first` is this
-    program's first row."""
-    is_row = row < num_rows
-    row = tl.minimum(row, num_rows - 1)
-    sequence = tl.load(seq_ids + row)
-    start = tl.load(seq_starts + sequence)
-    index = row - start
-    position = index
-    slot = index
-    is_written = is_row
-    if RING > 0:
-        position = tl.load(positions + row)
-        slot = tl.load(slots + sequence)
-        is_written = is_row & ((start >= first) | (index >= TAPS - 1))
-    whole_row(
+    """The stream's new row [C] in fp32, rounded to its dtype."""
+    stream = tl.load(h + row * h_row + column, mask=column < WIDTH, other=0.0)
+    total = convolved_row(
         y,
-        y,
-        y,
-        h,
         weight,
-        norm,
         state,
-        stream,
-        out,
-        eps,
         row,
         index,
         position,
         slot,
-        tl.where(is_written, WIDTH, 0),
+        own,
+        column,
         y_row,
-        h_row,
         weight_channel,
         weight_tap,
-        norm_stride,
         state_slot,
         state_row,
         state_channel,
         WIDTH,
-        FIRST,
-        SECOND,
-        BLOCK,
-        LATER,
         TAPS,
         RING,
-        0,
         PACKED,
-        False,
+        IS_SINGLE,
     )
+    total = total.to(own.dtype).to(tl.float32)
+    return (stream.to(tl.float32) + total).to(stream.dtype).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _kernel(
-    y,
-    h,
-    weight,
-    norm,
-    positions,
-    seq_ids,
-    seq_starts,
-    state,
-    slots,
-    stream,
-    out,
-    eps,
-    num_rows,
-    y_row,
-    h_row,
-    weight_channel,
-    weight_tap,
-    norm_stride,
-    state_slot,
-    state_row,
-    state_channel,
-    WIDTH: tl.constexpr,
-    FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LATER: tl.constexpr,
-    TAPS: tl.constexpr,
-    RING: tl.constexpr,
-    PACKED: tl.constexpr,
-):
-    first = tl.program_id(0).to(tl.int64)
-    behind = 0
-    if RING > 0 and TAPS > 2:
-        behind = rows_behind(seq_ids, seq_starts, first, num_rows, 1, TAPS)
-    for i in range(1 + behind):
-        _row(
-            y,
-            h,
-            weight,
-            norm,
-            positions,
-            seq_ids,
-            seq_starts,
-            state,
-            slots,
-            stream,
-            out,
-            eps,
-            first + i,
-            first,
-            num_rows,
-            y_row,
-            h_row,
-            weight_channel,
-            weight_tap,
-            norm_stride,
-            state_slot,
-            state_row,
-            state_channel,
-            WIDTH,
-            FIRST,
-            SECOND,
-            BLOCK,
-            LATER,
-            TAPS,
-            RING,
-            PACKED,
-        )
-    if RING > 0:
-        # Everything is read before anything is overwritten.
-        tl.debug_barrier()
-        remember_begun(
-            y,
-            positions,
-            seq_ids,
-            seq_starts,
-            state,
-            slots,
-            first,
-            num_rows,
-            tl.arange(0, FIRST),
-            y_row,
-            state_slot,
-            state_row,
-            state_channel,
-            WIDTH,
-            RING,
-            1,
-        )
-        if SECOND > 0:
-            remember_begun(
-                y,
-                positions,
-                seq_ids,
-                seq_starts,
-                state,
-                slots,
-                first,
-                num_rows,
-                FIRST + tl.arange(0, SECOND),
-                y_row,
-                state_slot,
-                state_row,
-                state_channel,
-                WIDTH,
-                RING,
-                1,
-            )
+@triton.jit
+def squares(value):
+    """The tree sum of squares of value [C]: [1]."""
+    return tree_sum(tl.reshape(value * value, (1, value.shape[0])))
+
+
+@triton.jit
+def normed(value, scale, factor, out):
+    """The normed row in the dtype of `out`."""
+    return (value * scale * factor.to(tl.float32)).to(out.dtype.element_ty)
+
+
+@triton.jit
+def put_normed(value, scale, weight, out, row, end, column, weight_stride, WIDTH: tl.constexpr):
+    """Writes the columns before `end` of a row [C]: all, or none."""
+    inside = column < end
+    factor = tl.load(weight + column * weight_stride, mask=inside, other=0.0)
+    tl.store(out + row * WIDTH + column, normed(value, scale, factor, out), mask=inside)
+
+
+@triton.jit
+def _own(y, inverse, weights, row, column, y_row, WIDTH: tl.constexpr, SLOTS: tl.constexpr):
+    """The convolution's input [C] of a row: y, or with SLOTS the weighted sum of the row's slots,
+    rounded."""
+    inside = column < WIDTH
+    if SLOTS == 0:
+        own = tl.load(y + row * y_row + column, mask=inside, other=0.0)
+    else:
+        total = tl.zeros((column.shape[0],), dtype=tl.float32)
+        for slot in tl.static_range(SLOTS):
+            source = tl.load(inverse + row * SLOTS + slot)
+            weight = tl.load(weights + row * SLOTS + slot)
+            value = tl.load(y + source * y_row + column, mask=inside, other=0.0).to(tl.float32)
+            # The first product stands alone: 0 + -0 would lose its sign.
+            total = weight * value if slot == 0 else total + weight * value
+        own = total.to(y.dtype.element_ty)
+    return own
 
 
 @triton.jit
@@ -249,49 +142,86 @@ def _single_kernel(
     WIDTH: tl.constexpr,
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LATER: tl.constexpr,
     TAPS: tl.constexpr,
     RING: tl.constexpr,
     SLOTS: tl.constexpr,
     PACKED: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    whole_row(
+    position = tl.load(positions + row)
+    slot = tl.load(slots + row)
+    index = row * 0
+    column = tl.arange(0, FIRST)
+    factor = tl.load(norm + column * norm_stride, mask=column < WIDTH, other=0.0)
+    own = _own(y, inverse, weights, row, column, y_row, WIDTH, SLOTS)
+    value = _mixed(
         y,
-        inverse,
-        weights,
         h,
         weight,
-        norm,
         state,
-        stream,
-        out,
-        eps,
         row,
-        row * 0,
-        tl.load(positions + row),
-        tl.load(slots + row),
-        WIDTH,
+        index,
+        position,
+        slot,
+        own,
+        column,
         y_row,
         h_row,
         weight_channel,
         weight_tap,
-        norm_stride,
         state_slot,
         state_row,
         state_channel,
         WIDTH,
-        FIRST,
-        SECOND,
-        BLOCK,
-        LATER,
         TAPS,
         RING,
-        SLOTS,
         PACKED,
         True,
     )
+    if SECOND > 0:
+        later = FIRST + tl.arange(0, SECOND)
+        second_factor = tl.load(norm + later * norm_stride, mask=later < WIDTH, other=0.0)
+        second_own = _own(y, inverse, weights, row, later, y_row, WIDTH, SLOTS)
+        second = _mixed(
+            y,
+            h,
+            weight,
+            state,
+            row,
+            index,
+            position,
+            slot,
+            second_own,
+            later,
+            y_row,
+            h_row,
+            weight_channel,
+            weight_tap,
+            state_slot,
+            state_row,
+            state_channel,
+            WIDTH,
+            TAPS,
+            RING,
+            PACKED,
+            True,
+        )
+    # Everything is read before anything is overwritten.
+    tl.debug_barrier()
+    kept_at = state + slot * state_slot + (position % RING) * state_row
+    end = tl.where(slot >= 0, WIDTH, 0)
+    tl.store(kept_at + column * state_channel, own, mask=column < end)
+    total = squares(value)
+    if SECOND > 0:
+        total = total + squares(second)
+    scale = tl.rsqrt(tl.div_rn(total, WIDTH * 1.0) + eps)
+    at, normed_at = stream + row * WIDTH, out + row * WIDTH
+    tl.store(at + column, value.to(stream.dtype.element_ty), mask=column < WIDTH)
+    tl.store(normed_at + column, normed(value, scale, factor, out), mask=column < WIDTH)
+    if SECOND > 0:
+        tl.store(kept_at + later * state_channel, second_own, mask=later < end)
+        tl.store(at + later, second.to(stream.dtype.element_ty), mask=later < WIDTH)
+        tl.store(normed_at + later, normed(second, scale, second_factor, out), mask=later < WIDTH)
 
 
 def chunks_of(width: int) -> tuple[int, int]:
@@ -319,53 +249,12 @@ def residual_norm(
     eps: float,
     state_LRC: Tensor | None,
     slots_S: Tensor | None,
-    *,
-    block: int = BLOCK,
-    num_warps: int = WARPS,
 ) -> tuple[Tensor, Tensor]:
     """A negative slot (of a padding sequence) is neither read nor written."""
-    num_rows, width = y_ND.shape
-    stream_ND, out_ND = (
-        torch.empty_like(h_ND, memory_format=torch.contiguous_format) for _ in "hx"
-    )
-    if not num_rows:
-        return stream_ND, out_ND
-    y_ND, h_ND = (x if x.stride(1) == 1 else x.contiguous() for x in (y_ND, h_ND))
-    ring = 0 if state_LRC is None else state_LRC.shape[1]
-    # Without a ring, any tensors stand in for its arguments: they are not looked at.
-    state = y_ND if state_LRC is None or not ring else state_LRC
-    first, second = chunks_of(width)
-    _kernel[(num_rows,)](
-        y_ND,
-        h_ND,
-        conv_DK,
-        norm_D,
-        positions_N.contiguous(),
-        seq_ids_N.contiguous(),
-        seq_starts_S1.contiguous(),
-        state,
-        seq_starts_S1 if slots_S is None or not ring else slots_S.contiguous(),
-        stream_ND,
-        out_ND,
-        float(eps),
-        num_rows,
-        y_ND.stride(0),
-        h_ND.stride(0),
-        *conv_DK.stride(),
-        norm_D.stride(0),
-        *(state.stride() if ring else (0, 0, 0)),
-        WIDTH=width,
-        FIRST=first,
-        SECOND=second,
-        BLOCK=min(block, first),
-        LATER=min(block, second),
-        TAPS=conv_DK.shape[1],
-        RING=ring,
-        PACKED=is_packed(conv_DK),
-        num_warps=num_warps,
-        enable_fp_fusion=False,  # products are rounded before they are added
-    )
-    return stream_ND, out_ND
+    h_ND = h_ND if h_ND.stride(1) == 1 else h_ND.contiguous()
+    sequences = (positions_N, seq_ids_N, seq_starts_S1)
+    stream_ND = short_conv(y_ND, conv_DK, *sequences, state_LRC, slots_S, residual_NC=h_ND)
+    return stream_ND, rms_norm(stream_ND, norm_D, eps, h_ND.dtype)
 
 
 def single_rows(
@@ -380,8 +269,7 @@ def single_rows(
     state_LRC: Tensor,
     slots_S: Tensor,
     *,
-    block: int = BLOCK,
-    num_warps: int = WARPS,
+    num_warps: int = 4,
 ) -> tuple[Tensor, Tensor]:
     """Of sequences of one row each. y_XD: what is added [N, D]; with `inverse_M` and `weights_NJ`
     (of moe_combine) the outputs of experts [N * J, D]. The ring has a row at least."""
@@ -413,8 +301,6 @@ def single_rows(
         WIDTH=width,
         FIRST=first,
         SECOND=second,
-        BLOCK=min(block, first),
-        LATER=min(block, second),
         TAPS=conv_DK.shape[1],
         RING=state_LRC.shape[1],
         SLOTS=weights_NJ.shape[1] if has_slots else 0,

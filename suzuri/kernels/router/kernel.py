@@ -230,7 +230,7 @@ def router(
     return experts_NK, weights_NJ, logits_NE
 
 
-MOST_ROWS = 64
+MOST_ROWS = 8
 """Tokens up to which the last program sorts: alone, it compares all pairs of slots."""
 EAGER, CAPTURED = 1 << 12, 1 << 16
 """Counters for launches, by turns, and for those that a graph repeats, one for each: two launches

@@ -97,118 +97,6 @@ def _convolved(
 
 
 @triton.jit
-def convolved_row(
-    x,
-    weight,
-    state,
-    row,
-    index,
-    position,
-    slot,
-    own,
-    channel,
-    x_row,
-    weight_channel,
-    weight_tap,
-    state_slot,
-    state_row,
-    state_channel,
-    WIDTH: tl.constexpr,
-    TAPS: tl.constexpr,
-    RING: tl.constexpr,
-    PACKED: tl.constexpr,
-    IS_SINGLE: tl.constexpr,
-):
-    """As `_convolved`, of one row: outputs in fp32, a tile of the shape of `channel`.
-
-    row of the batch, index in its sequence, position and slot are numbers; `own`: the inputs of
-    this row; channels from WIDTH on are left out. PACKED: see `is_packed`. IS_SINGLE: the row is
-    alone in its sequence, and there is a ring.
-    """
-    inside = channel < WIDTH
-    taps = channel
-    if PACKED:
-        taps = tl.load(weight.to(tl.pointer_type(tl.int64)) + channel, mask=inside, other=0)
-    for step in tl.static_range(TAPS):
-        back = TAPS - 1 - step
-        if PACKED:
-            tap = ((taps >> (16 * step)) & 0xFFFF).to(tl.int32) << 16
-            tap = tap.to(tl.float32, bitcast=True)
-        else:
-            tap_at = weight + channel * weight_channel + step * weight_tap
-            tap = tl.load(tap_at, mask=inside, other=0.0).to(tl.float32)
-        if back == 0:
-            value = own.to(tl.float32)
-        else:
-            value = own
-            if not IS_SINGLE:
-                in_batch = channel < tl.where(index >= back, WIDTH, 0)
-                value = tl.load(x + (row - back) * x_row + channel, mask=in_batch, other=0.0)
-            if RING > 0:
-                is_seen = (index < back) & (position >= back) & (slot >= 0)
-                in_ring = channel < tl.where(is_seen, WIDTH, 0)
-                kept_at = state + slot * state_slot + ((position - back) % RING) * state_row
-                kept = tl.load(kept_at + channel * state_channel, mask=in_ring, other=0.0)
-                value = kept if IS_SINGLE else tl.where(in_ring, kept, value)
-            value = value.to(tl.float32)
-        if step == 0:
-            total = tap * value
-        else:
-            total = total + tap * value
-    return total + own.to(tl.float32)
-
-
-@triton.jit
-def rows_behind(seq_ids, seq_starts, first, num_rows, TILE: tl.constexpr, TAPS: tl.constexpr):
-    """How many rows behind the tile from `first` on see the ring of a sequence that began in it."""
-    sequence = tl.load(seq_ids + tl.minimum(first + TILE, num_rows) - 1)
-    start = tl.load(seq_starts + sequence)
-    stop = tl.minimum(start + (TAPS - 1), tl.load(seq_starts + sequence + 1))
-    return tl.where(start >= first, stop - first - TILE, 0).to(tl.int32)
-
-
-@triton.jit
-def remember_begun(
-    x,
-    positions,
-    seq_ids,
-    seq_starts,
-    state,
-    slots,
-    first,
-    num_rows,
-    channel,
-    x_row,
-    state_slot,
-    state_row,
-    state_channel,
-    WIDTH: tl.constexpr,
-    RING: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Writes the last RING inputs of every sequence that begins in the tile from `first` on."""
-    inside = channel < WIDTH
-    for i in range(TILE):
-        sequence = tl.load(seq_ids + tl.minimum(first + i, num_rows - 1))
-        start, end = tl.load(seq_starts + sequence), tl.load(seq_starts + sequence + 1)
-        slot = tl.load(slots + sequence)
-        begin = tl.maximum(start, end - RING)
-        is_here = (first + i == start) & (slot >= 0)
-        for j in range(tl.where(is_here, end - begin, 0).to(tl.int32)):
-            value = tl.load(x + (begin + j) * x_row + channel, mask=inside)
-            position = tl.load(positions + begin + j)
-            at = state + slot * state_slot + (position % RING) * state_row
-            tl.store(at + channel * state_channel, value, mask=inside)
-
-
-def is_packed(weight_CK: Tensor) -> bool:
-    """Whether the taps of a channel can be read as one integer: four in bf16, the oldest lowest."""
-    if weight_CK.dtype != torch.bfloat16 or weight_CK.shape[1] != 4:
-        return False
-    return weight_CK.is_contiguous() and weight_CK.storage_offset() % 4 == 0
-
-
-@triton.jit
 def _remember(
     x,
     state,
@@ -236,6 +124,29 @@ def _remember(
     tl.store(state + at_row[:, None] + channel[None, :] * state_channel, value, mask=is_here)
 
 
+@triton.jit
+def _put(
+    y,
+    residual,
+    out,
+    row,
+    valid,
+    channel,
+    inside,
+    num_channels,
+    residual_row,
+    ADDS: tl.constexpr,
+):
+    """Writes outputs [T, C], with ADDS their sum with the residual: both rounded."""
+    is_here = valid[:, None] & inside[None, :]
+    y = y.to(out.dtype.element_ty)
+    if ADDS:
+        at = row[:, None] * residual_row + channel[None, :]
+        before = tl.load(residual + at, mask=is_here, other=0.0).to(tl.float32)
+        y = (before + y.to(tl.float32)).to(out.dtype.element_ty)
+    tl.store(out + row[:, None] * num_channels + channel[None, :], y, mask=is_here)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _rows_kernel(
     x,
@@ -245,6 +156,7 @@ def _rows_kernel(
     seq_starts,
     state,
     slots,
+    residual,
     out,
     num_rows,
     num_channels,
@@ -255,10 +167,12 @@ def _rows_kernel(
     state_slot,
     state_row,
     state_channel,
+    residual_row,
     TAPS: tl.constexpr,
     RING: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    ADDS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     valid = row < num_rows
@@ -292,8 +206,7 @@ def _rows_kernel(
         TAPS,
         RING,
     )
-    at = row[:, None] * num_channels + channel[None, :]
-    tl.store(out + at, y.to(out.dtype.element_ty), mask=valid[:, None] & inside[None, :])
+    _put(y, residual, out, row, valid, channel, inside, num_channels, residual_row, ADDS)
 
 
 @triton.jit
@@ -343,6 +256,7 @@ def _sequences_kernel(
     seq_starts,
     state,
     slots,
+    residual,
     out,
     num_channels,
     x_row,
@@ -352,11 +266,13 @@ def _sequences_kernel(
     state_slot,
     state_row,
     state_channel,
+    residual_row,
     TAPS: tl.constexpr,
     RING: tl.constexpr,
     RING_ROWS: tl.constexpr,
     TILE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    ADDS: tl.constexpr,
 ):
     sequence = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -389,8 +305,7 @@ def _sequences_kernel(
             TAPS,
             RING,
         )
-        at = row[:, None] * num_channels + channel[None, :]
-        tl.store(out + at, y.to(out.dtype.element_ty), mask=valid[:, None] & inside[None, :])
+        _put(y, residual, out, row, valid, channel, inside, num_channels, residual_row, ADDS)
     # Everything is read before anything is overwritten.
     tl.debug_barrier()
     _remember(
@@ -421,13 +336,15 @@ def short_conv(
     state_LRC: Tensor | None,
     slots_S: Tensor | None,
     *,
+    residual_NC: Tensor | None = None,
     short: int = SHORT,
     rows: int = ROWS,
     channels: int = CHANNELS,
     sequence_elements: int = SEQUENCE_ELEMENTS,
     num_warps: int | None = None,
 ) -> Tensor:
-    """A negative slot (of a padding sequence) is neither read nor written."""
+    """A negative slot (of a padding sequence) is neither read nor written. `residual_NC`, of the
+    dtype of x and with neighbouring channels, is added to the rounded outputs."""
     for tensor in (x_NC, weight_CK, state_LRC):
         if tensor is not None and tensor.dtype not in COVERED:
             raise dispatch.no_kernel(f"short_conv with {tensor.dtype}", x_NC)
@@ -444,6 +361,8 @@ def short_conv(
     positions, starts = positions_N.contiguous(), seq_starts_S1.contiguous()
     width = triton.next_power_of_2(num_channels)
     options = {"num_warps": num_warps or 4, "enable_fp_fusion": False}
+    adds = residual_NC is not None
+    residual = x_NC if residual_NC is None else residual_NC
     ring_rows = triton.next_power_of_2(max(ring, 1))
     if ring and num_rows <= short * num_sequences:
         tile = triton.next_power_of_2(triton.cdiv(num_rows, num_sequences))
@@ -457,16 +376,19 @@ def short_conv(
             starts,
             state,
             slots,
+            residual,
             out_NC,
             num_channels,
             *x_NC.stride(),
             *weight_CK.stride(),
             *state_strides,
+            residual.stride(0),
             TAPS=taps,
             RING=ring,
             RING_ROWS=ring_rows,
             TILE=tile,
             COLUMNS=columns,
+            ADDS=adds,
             **options,
         )
         return out_NC
@@ -479,16 +401,19 @@ def short_conv(
         starts,
         state,
         slots,
+        residual,
         out_NC,
         num_rows,
         num_channels,
         *x_NC.stride(),
         *weight_CK.stride(),
         *state_strides,
+        residual.stride(0),
         TAPS=taps,
         RING=ring,
         TILE=rows,
         COLUMNS=columns,
+        ADDS=adds,
         **options,
     )
     if ring:
