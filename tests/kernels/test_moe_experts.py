@@ -1,5 +1,7 @@
 """moe_experts against plain fp64 sums, and bit for bit the composition of its parts."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
