@@ -155,7 +155,8 @@ class StepGraphs:
     """Recorded steps by size: `most` of them are kept, the last used ones.
 
     `record(forward, fields, size)` makes one; the fields are then those of padding alone. A size
-    that cannot be recorded (no memory is left, say) runs plainly from then on.
+    that cannot be recorded (no memory is left, say) runs plainly from then on. `at_once`: whether a
+    size is recorded when it is first wanted.
     """
 
     def __init__(
@@ -167,6 +168,7 @@ class StepGraphs:
         device: torch.device,
     ) -> None:
         self.sizes = sizes
+        self.at_once = False
         self._record, self._most = record, most
         # Steps follow each other on the device, so all may be fed from one place.
         self._fields = torch.zeros(sizes.num_fields, dtype=torch.int64, device=device)
@@ -189,7 +191,7 @@ class StepGraphs:
         if size is None or size in self._refused:
             return None
         if size not in self._recorded:
-            if size not in self._seen:
+            if size not in self._seen and not self.at_once:
                 self._seen.add(size)
                 return None
             if not self.record(forward, size):

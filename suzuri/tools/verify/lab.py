@@ -128,6 +128,8 @@ class Serving:
     def __init__(self, lab: Lab, settings: EngineConfig, number: int) -> None:
         self.lab, self.settings = lab, settings
         self.engine = Engine(lab.model, settings, memory_bytes=2**62, vocabulary=FullVocabulary())
+        if (graphs := self.engine.runner.graphs) is not None:
+            graphs.at_once = True  # an engine lives too short here to see its sizes again
         self.recorder = Recorder(self.engine, lab.reference, number)
         self.requests: list[Request] = []
         self.events: dict[Sequence, list[TokenEvent]] = {}
