@@ -2,10 +2,10 @@
 
     python scripts/reproduce/head.py --out head.json
 
-Of 1, 8, 64 and 256 rows with a temperature, without log-probs and with both kinds: microseconds
-of each way, the most memory that it took beside its inputs, and whether tokens and log-probs have
-equal bits. Weights and rows are random; the head is as large as Inkling's. Exits with 1 where a
-bit differs.
+Of 1, 8, 64 and 256 rows with a temperature, with both kinds of log-probs, and with top_p (whose
+logits are made 32 rows at a time): microseconds of each way, the most memory that it took beside
+its inputs, and whether tokens and log-probs have equal bits. Weights and rows are random; the head
+is as large as Inkling's. Exits with 1 where a bit differs.
 """
 
 import argparse
@@ -27,6 +27,11 @@ from suzuri.processing.vocabulary import FullVocabulary
 from suzuri.tools.bench.record import gpu_name
 
 ROWS = (1, 8, 64, 256)
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "log-probs": {"logprobs": 0, "sampled_logprobs": True},
+    "top_p": {"top_p": 0.9},
+}
 SCALE = 1 / 24
 REPEATS = 20
 
@@ -68,14 +73,12 @@ def same(a: Sampled, b: Sampled) -> bool:
     )
 
 
-def measured(rows: int, unembed_VD: Tensor, *, scores: bool) -> dict[str, Any]:
+def measured(rows: int, unembed_VD: Tensor, kind: str) -> dict[str, Any]:
     """One row of the table."""
     device = unembed_VD.device
     num_ids, width = unembed_VD.shape
     h_SD = torch.randn(rows, width, device=device, dtype=unembed_VD.dtype)
-    params = SamplingParams(
-        temperature=0.8, logprobs=0 if scores else None, sampled_logprobs=scores
-    )
+    params = SamplingParams(temperature=0.8, **KINDS[kind])
     sampling = resolve(params, FullVocabulary(), num_rows=num_ids, eos_token_id=None)
     states = [
         RowState(sampling=sampling, seed=i, position=7 * i, num_output=0) for i in range(rows)
@@ -94,7 +97,7 @@ def measured(rows: int, unembed_VD: Tensor, *, scores: bool) -> dict[str, Any]:
 
     return {
         "rows": rows,
-        "log_probs": scores,
+        "kind": kind,
         "equal": same(fused(), unfused()),
         "fused": timed(fused),
         "unfused": timed(unfused),
@@ -113,13 +116,13 @@ def main() -> None:
     torch.manual_seed(1)
     unembed_VD = torch.randn(args.vocabulary, args.width, device="cuda", dtype=torch.bfloat16)
     found: list[dict[str, Any]] = []
-    print("rows log-probs   fused us  unfused us     head us  fused MiB  unfused MiB  equal")
-    for scores in (False, True):
+    print("rows kind        fused us  unfused us     head us  fused MiB  unfused MiB  equal")
+    for kind in KINDS:
         for rows in ROWS:
-            one = measured(rows, unembed_VD, scores=scores)
+            one = measured(rows, unembed_VD, kind)
             found.append(one)
             print(
-                f"{rows:4} {'both' if scores else 'none':9} {one['fused']['us']:10} "
+                f"{rows:4} {kind:9} {one['fused']['us']:10} "
                 f"{one['unfused']['us']:11} {one['head_alone']['us']:11} {one['fused']['mib']:10} "
                 f"{one['unfused']['mib']:12}  {one['equal']}",
                 flush=True,
