@@ -231,8 +231,8 @@ def router(
 
 
 MOST_ROWS = 8
-"""Tokens up to which the last program sorts: alone, it compares all pairs of slots (measured: for one
-token that is quicker than a launch more, for 64 it takes eight times as long)."""
+"""Tokens up to which the last program sorts: alone, it compares all pairs of slots, which for one
+token is quicker than a launch more, and for 64 takes many times as long (measured)."""
 EAGER, CAPTURED = 1 << 12, 1 << 16
 """Counters for launches, by turns, and for those that a graph repeats, one for each: two launches
 that run at a time never share one."""
