@@ -106,7 +106,7 @@ FORBIDDEN_PARTS = {"nn", "special", "linalg", "fft", "ops", "functional", "_C"}
 """Parts of torch of which the model uses nothing but MODEL_MODULES."""
 
 OTHER_RULES = {
-    *("kernel.py", "triton_math.py", "buckets.py", "tiles.py"),
+    *("kernel.py", "kernel_rows.py", "triton_math.py", "buckets.py", "tiles.py"),
     *("compiled.py", "cache_folder.py", "gpu_support.py", "micro.py"),
 }
 """Triton files are judged by their tests on a GPU, not by names (buckets.py asks the vendor

@@ -20,7 +20,7 @@ from suzuri.kernels.kv_write import kernel as write_kernel
 from suzuri.kernels.log_scaling import kernel as scaling_kernel
 from suzuri.kernels.rms_norm import kernel as norm_kernel
 from suzuri.kernels.short_conv import kernel as conv_kernel
-from suzuri.kernels.short_conv import rows as conv_rows
+from suzuri.kernels.short_conv import kernel_rows as conv_rows
 
 SCALINGS = (None, Scaling(3.0, 0.1), Scaling(5.0, 0.2, 2))
 OPTIONS: tuple[Arguments, ...] = (

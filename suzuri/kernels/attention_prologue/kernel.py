@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from suzuri.kernels import exact
-from suzuri.kernels.short_conv.rows import (
+from suzuri.kernels.short_conv.kernel_rows import (
     convolved_row,
     is_packed,
     remember_begun,

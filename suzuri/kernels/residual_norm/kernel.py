@@ -17,7 +17,7 @@ from torch import Tensor
 from suzuri.kernels import exact
 from suzuri.kernels.rms_norm.kernel import rms_norm
 from suzuri.kernels.short_conv.kernel import short_conv
-from suzuri.kernels.short_conv.rows import convolved_row, is_packed
+from suzuri.kernels.short_conv.kernel_rows import convolved_row, is_packed
 from suzuri.kernels.triton_math import tree_sum
 
 COVERED = (torch.bfloat16, torch.float32)
