@@ -29,6 +29,17 @@ def read(folder: Path, pattern: str) -> dict[str, Document]:
     return {path.name: json.loads(path.read_text("utf-8")) for path in found}
 
 
+def newest(found: dict[str, Document]) -> dict[str, Document]:
+    """The files with only those cells that no later file measured again."""
+    left: dict[str, Document] = {}
+    seen: set[tuple[str, str]] = set()
+    for name, document in sorted(found.items(), key=lambda item: item[1]["date"], reverse=True):
+        rows = [row for row in document["cells"] if (row["model"], row["cell"]) not in seen]
+        seen |= {(row["model"], row["cell"]) for row in rows}
+        left[name] = document | {"cells": rows}
+    return left
+
+
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
@@ -343,7 +354,7 @@ def main(words: list[str] | None = None) -> int:
     options = parser.parse_args(words)
     results: Path = options.results
     found = read(results, "serving-*.json")
-    serving = dict(sorted(found.items(), key=lambda item: _rank(item[1])))
+    serving = dict(sorted(newest(found).items(), key=lambda item: _rank(item[1])))
     if not serving:
         print(f"performance: {results} holds no serving-*.json", file=sys.stderr)
         return 1

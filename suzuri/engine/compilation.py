@@ -7,6 +7,7 @@ compile, to be ready then. Whatever goes wrong there, `load` compiles here, only
 
 # Triton's classes come without types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 import contextlib
 import dataclasses
@@ -34,10 +35,11 @@ SECONDS = 300.0
 @dataclasses.dataclass
 class Outcome:
     """How many kernels were compiled, how many were found on disk, and what is wrong with the
-    others, by name."""
+    others, by name; `names` of those that were compiled."""
 
     compiled: int = 0
     cached: int = 0
+    names: set[str] = dataclasses.field(default_factory=set[str])
     problems: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 
 
@@ -85,14 +87,16 @@ class Compiler:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.close()
             for line in self._process.stdout:
-                answer = json.loads(line)
+                answer: dict[str, Any] = json.loads(line)
                 done += 1
+                name = str(kernels[answer["index"]].name)
                 if answer["error"] is not None:
-                    found.problems[kernels[answer["index"]].name] = answer["error"]
+                    found.problems[name] = answer["error"]
                 elif answer["cached"]:
                     found.cached += 1
                 else:
                     found.compiled += 1
+                    found.names.add(name)
                 if show is not None:
                     show(done, total)
         except (OSError, ValueError) as error:
@@ -127,14 +131,10 @@ def load(
     are not there, builds what launches them, and brings them onto the GPU."""
     found, total = Outcome(), len(kernels)
     before = knobs.compilation.listener
-    lock = threading.Lock()
+    lock, here = threading.Lock(), threading.local()
 
     def listen(*, cache_hit: bool, **words: Any) -> None:
-        with lock:
-            if cache_hit:
-                found.cached += 1
-            else:
-                found.compiled += 1
+        here.compiles = bool(here.compiles) or not cache_hit
         if before is not None:
             before(cache_hit=cache_hit, **words)
 
@@ -143,8 +143,15 @@ def load(
     place = torch.cuda.current_device() if on_gpu else -1
 
     def load_one(kernel: Specialization) -> None:
+        here.compiles = None
         with torch.cuda.device(place) if on_gpu else contextlib.nullcontext():
             compiled = kernel.function.preload(kernel.data)
+            with lock:
+                if here.compiles:
+                    found.compiled += 1
+                    found.names.add(kernel.name)
+                elif here.compiles is not None:
+                    found.cached += 1
             if compiled is not None and on_gpu:
                 _ = compiled.run  # builds the launcher and loads the binary
 

@@ -124,7 +124,10 @@ class Preparation:
             )
         self._compiler.close()
         here = load(kernels, device, lambda n, total: show("loading kernels", n, total))
-        done.compiled = apart.compiled + here.compiled
+        if twice := apart.names & here.names:
+            # Some of a name, perhaps: kernels have one for all their forms.
+            log.info("compiled in both processes: %s", ", ".join(sorted(twice)))
+        done.compiled = max(apart.compiled, here.compiled)
         done.cached = len(kernels) - done.compiled - len(here.problems)
         done.problems += [f"{name}: {why}" for name, why in here.problems.items()]
 

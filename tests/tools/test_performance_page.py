@@ -29,9 +29,9 @@ def test_the_page_has_every_cell_of_the_files(script: ModuleType, tmp_path: Path
     page = tmp_path / "page.md"
     assert script.main(["--page", str(page)]) == 0
     text = page.read_text()
-    for name in ("serving-L6E64.json", "serving-L4E256.json"):
+    for name, document in script.newest(script.read(RESULTS, "serving-*.json")).items():
         assert f"`{name}`" in text
-        for row in json.loads((RESULTS / name).read_text())["cells"]:
+        for row in document["cells"]:
             if row["kind"] in ("decode", "prefill"):
                 (line,) = (x for x in text.splitlines() if x.startswith(_first(script, row)))
                 assert f"| {script.number(row['ms'])} |" in line
@@ -69,3 +69,14 @@ def test_parts_without_a_file_are_left_out_and_others_come(
     empty = tmp_path / "empty"
     empty.mkdir()
     assert script.main(["--results", str(empty), "--page", str(page)]) == 1
+
+
+def test_a_cell_that_was_measured_again_counts_once(script: ModuleType) -> None:
+    def document(date: str, **cells: float) -> dict[str, Any]:
+        rows = [{"model": "A", "cell": name, "ms": ms} for name, ms in cells.items()]
+        return {"date": date, "cells": rows}
+
+    found = {"a": document("2026-01-01", one=3.0, two=4.0), "b": document("2026-01-02", one=2.0)}
+    left = script.newest(found)
+    assert [row["ms"] for row in left["a"]["cells"]] == [4.0]
+    assert [row["ms"] for row in left["b"]["cells"]] == [2.0]
