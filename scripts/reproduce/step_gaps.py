@@ -1,12 +1,12 @@
 """How long the GPU stands still between the steps of the engine: scheduling overlaps with them.
 
     python scripts/reproduce/step_gaps.py benchmarks/shapes/L6E64 decode:1x1024 decode:64x1024 \\
-        --out gaps.json --plot gaps.png
+        prefill:1x8192 --out gaps.json --plot gaps.png
 
-The profiler's trace of some decode steps in a row, with the engine's overlap and without. Of each:
-the share of time in which a kernel or copy runs, the time without one per step, the longest such
-gap, and the clock per step without the profiler. The plot shows some steps, a bar where the GPU
-works.
+The profiler's trace of some decode steps in a row, with the engine's overlap and without, or of
+some passes over prompts. Of each: the share of time in which a kernel or copy runs, the time
+without one per step, the longest such gaps and what stands on both sides of them, and the clock per
+step without the profiler. The plot shows some steps, a bar where the GPU works.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from step_profile import ready
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, profile
 
@@ -27,13 +28,16 @@ from suzuri.model.locate import locate
 from suzuri.tools.bench.card import card_for
 from suzuri.tools.bench.cells import Cell, cell_named
 from suzuri.tools.bench.floors import StepFloors
-from suzuri.tools.bench.measure import WARM_STEPS, Bench, begin_decode
+from suzuri.tools.bench.measure import Bench
 from suzuri.tools.bench.record import gpu_name, header, write
 from suzuri.tools.bench.shapes import decoder_only
 from suzuri.tools.bench.weights import draw_model
 
-STEPS, SHOWN_STEPS = 24, 4
+STEPS = {"decode": 24, "prefill": 3}
+SHOWN_STEPS, LONGEST = 4, 12
 Span = tuple[float, float]
+Event = tuple[float, float, str]
+"""Begin and end in microseconds, and the kernel."""
 
 
 def busy(spans: Many[Span]) -> list[Span]:
@@ -59,33 +63,43 @@ def gaps(spans: Many[Span], steps: int) -> dict[str, float]:
     }
 
 
+def longest(events: Many[Event]) -> list[dict[str, Any]]:
+    """The longest times without work, with the names of what ended before and began after."""
+    found: list[dict[str, Any]] = []
+    end, last = events[0][1], events[0][2]
+    for begin, until, name in events:
+        if begin > end:
+            found.append({"us": begin - end, "after": last, "before": name})
+        if until >= end:
+            end, last = until, name
+    return sorted(found, key=lambda gap: -gap["us"])[:LONGEST]
+
+
 def look(bench: Bench, cell: Cell, *, overlap: bool) -> tuple[dict[str, Any], list[Span]]:
     """One cell: the clock without the profiler, then the trace with it."""
-    engine, _ = begin_decode(bench, cell, 2 * STEPS + WARM_STEPS + 4)
+    count = STEPS[cell.kind]
+    engine, _, run = ready(bench, cell)
     engine.config = dataclasses.replace(engine.config, overlap=overlap)
-    for _ in range(WARM_STEPS):
-        engine.step()
+    run(1)
     torch.cuda.synchronize(bench.device)
     start = time.perf_counter()
-    for _ in range(STEPS):
-        engine.step()
+    run(count)
     torch.cuda.synchronize(bench.device)
-    ms = 1e3 * (time.perf_counter() - start) / STEPS
+    ms = 1e3 * (time.perf_counter() - start) / count
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(STEPS):
-            engine.step()
+        run(count)
         torch.cuda.synchronize(bench.device)
-    spans = busy(
-        [
-            (event.time_range.start, event.time_range.end)
-            for event in seen.events() or ()
-            if event.device_type == DeviceType.CUDA
-        ]
+    events = sorted(
+        (event.time_range.start, event.time_range.end, event.name[:80])
+        for event in seen.events() or ()
+        if event.device_type == DeviceType.CUDA
     )
+    spans = busy([(begin, end) for begin, end, _ in events])
     for sequence in list(engine.scheduler.running):
         engine.abort(sequence.request.id)
     engine.run()
-    return {"cell": cell.name, "overlap": overlap, "ms": ms} | gaps(spans, STEPS), spans
+    found = {"cell": cell.name, "overlap": overlap, "ms": ms} | gaps(spans, count)
+    return found | {"longest": longest(events)}, spans
 
 
 def draw(rows: Many[tuple[str, list[Span], float]], path: Path) -> None:
@@ -118,8 +132,8 @@ def main() -> None:
     device = torch.device("cuda")
     shape = decoder_only(locate(options.model).config)
     card = card_for(None, gpu_name(device))
-    if card is None or any(cell.kind != "decode" for cell in options.cells):
-        raise SystemExit("step_gaps: needs a GPU that suzuri plan knows, and decode cells")
+    if card is None or any(cell.kind not in STEPS for cell in options.cells):
+        raise SystemExit("step_gaps: needs a GPU that suzuri plan knows, and decode or prefill")
     bench = Bench(
         model=draw_model(shape, dtype=torch.bfloat16, device=device, seed=0),
         floors=StepFloors(shape, card),
@@ -134,13 +148,13 @@ def main() -> None:
     document = header("step gaps", device, {"model": options.model}) | {"cells": []}
     rows: list[tuple[str, list[Span], float]] = []
     for cell in options.cells:
-        for overlap in (True, False):
+        for overlap in (True, False) if cell.kind == "decode" else (True,):
             gc.collect()
             torch.cuda.empty_cache()
             found, spans = look(bench, cell, overlap=overlap)
             document["cells"].append(found)
             write(options.out, document)
-            print(json.dumps(found), flush=True)
+            print(json.dumps(found, indent=1), flush=True)
             label = f"{cell.name}, {'with' if overlap else 'without'} overlap"
             rows.append((label, spans, found["ms"]))
     if options.plot is not None:
