@@ -27,7 +27,8 @@ from suzuri.kernels.triton_math import tree_sum
 
 COVERED = (torch.bfloat16, torch.float32)
 ELEMENTS = 1024
-"""Channels of the heads of one program together."""
+"""Channels of the heads of one program together, twice as many where it has several rows
+(benchmarks/results/seams-h200.json)."""
 MANY, ROWS = 512, 4
 """Rows from which a program has more than one, and how many."""
 
@@ -409,7 +410,7 @@ def attention_prologue(
     state: Any,
     *,
     single_rows: bool = False,
-    elements: int = ELEMENTS,
+    elements: int | None = None,
     rows: int | None = None,
     num_warps: int = 4,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -431,6 +432,7 @@ def attention_prologue(
     positions_N, seq_ids_N, seq_starts_S1 = (tensor.contiguous() for tensor in sequences)
     ring = 0 if state is None else state.conv_LRC.shape[1]
     block = triton.next_power_of_2(channels)
+    elements = elements or (ELEMENTS if num_rows < MANY else 2 * ELEMENTS)
     heads_each = max(1, elements // block)
     heads_each = min(heads_each, triton.next_power_of_2(max(heads, 2 * kv_heads)))
     columns = min(elements, triton.next_power_of_2(r_width))
