@@ -78,11 +78,11 @@ def chunks_begin_without_conv_inputs(patch: Patch) -> None:
 
 def bias_shifted_after_a_hit(patch: Patch) -> None:
     def shifted(usual: Any, runner: Any, works: Any) -> Any:
-        batch, ends = usual(runner, works)
+        batch = usual(runner, works)
         hits = torch.tensor([int(work.sequence.num_cached > 0) for work in works])
         # A cached property: what attention reads, and nothing else.
         batch.__dict__["first_positions_S"] = batch.first_positions_S + hits
-        return batch, ends
+        return batch
 
     wrap(patch, Runner, "_batch", shifted)
 
