@@ -24,6 +24,7 @@ import torch
 from triton import knobs
 from triton.runtime.driver import driver
 
+from suzuri.engine.kernel_keys import settle
 from suzuri.engine.launches import TRITON_ERRORS, Specialization
 
 Show = Callable[[int, int], None]
@@ -155,9 +156,7 @@ def load(
             if compiled is not None and on_gpu:
                 _ = compiled.run  # builds the launcher and loads the binary
 
-    for function in {id(kernel.function): kernel.function for kernel in kernels}.values():
-        with contextlib.suppress(*TRITON_ERRORS):  # told where it is loaded
-            _ = function.cache_key  # a hash of its source, once, and not in many threads at a time
+    settle()
     knobs.compilation.listener = listen
     try:
         with ThreadPoolExecutor(min(16, cores()), "load-kernels") as pool:

@@ -21,6 +21,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
+from suzuri.engine.kernel_keys import settle
 from suzuri.engine.launches import TRITON_ERRORS
 
 
@@ -82,6 +83,7 @@ def serve(order: Order, say: Callable[[str], object]) -> None:
     knobs.cache.dir = order["cache"]
     for module in {module for module, _, _ in order["kernels"]}:
         importlib.import_module(module)  # once, before the processes part
+    settle()
     jobs = list(enumerate(order["kernels"]))
     context = multiprocessing.get_context("fork")
     with context.Pool(max(1, min(order["processes"], len(jobs)))) as pool:

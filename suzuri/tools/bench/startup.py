@@ -20,6 +20,8 @@ from suzuri.tools.bench.startup_run import Task
 
 MODULE = "suzuri.tools.bench.startup_run"
 TIMEOUT = 1800.0
+TOLD = ("ready:", "not prepared", "compiled in both processes")
+"""Lines of the engine's log that are shown."""
 log = get_logger(__name__)
 
 
@@ -71,7 +73,7 @@ def one_start(config: StartupConfig, folder: str) -> dict[str, Any]:
         except subprocess.TimeoutExpired as error:
             raise ValueError(f"the engine did not start within {TIMEOUT:.0f} s") from error
         for line in done.stderr.splitlines():
-            if "ready:" in line or "not prepared" in line:
+            if any(word in line for word in TOLD):
                 log.info("%s", line)
         if done.returncode or not answered.is_file():
             lines = done.stderr.strip().splitlines() or ["it ended without a word"]
