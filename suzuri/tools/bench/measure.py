@@ -18,7 +18,7 @@ from suzuri.engine.sampling_params import SamplingParams
 from suzuri.model.inkling import Inkling
 from suzuri.tools.bench.cells import Cell
 from suzuri.tools.bench.floors import Span, StepFloors
-from suzuri.tools.bench.state import Load, build_engine, fill_caches
+from suzuri.tools.bench.state import Load, build_engine, fill_caches, memory
 from suzuri.tools.bench.watch import ExpertLoads, Watch, counted_experts, synchronise
 
 WARM_STEPS = 6
@@ -158,6 +158,7 @@ def _result(engine: Engine, watch: Watch, times: list[float]) -> dict[str, Any]:
         "times_ms": times,
         "gpu_ms": statistics.median(gpu) if gpu else None,
         "launch_ms": statistics.median(step.launch_ms for step in watch.steps),
+        "memory": memory(watch),
         "engine": dataclasses.asdict(engine.config),
     }
 

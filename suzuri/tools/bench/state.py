@@ -13,6 +13,7 @@ from suzuri.engine.runner import Runner
 from suzuri.model.config import ModelConfig
 from suzuri.model.inkling import Inkling
 from suzuri.model.sizes import Layout, Sizes
+from suzuri.model.sizes_workspace import graphs
 from suzuri.processing.vocabulary import FullVocabulary
 from suzuri.tools.bench.watch import Watch
 from suzuri.tools.bench.weights import fill_normal
@@ -77,6 +78,14 @@ def planned_bytes(model: ModelConfig, config: EngineConfig, found: Capacity, row
     return wide * (sum(sizes.weights.values()) + workspace) + sampling + state
 
 
+def memory(watch: Watch) -> dict[str, int | None]:
+    """Bytes that an engine was to need at most, weights included, and the most that tensors took
+    since it was built (on a GPU)."""
+    device = watch.runner.device
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    return {"planned_bytes": watch.planned_bytes, "peak_bytes": peak}
+
+
 def build_engine(
     model: Inkling, load: Load, dtype: str, *, skip_prompts: bool = False, rows: int | None = None
 ) -> tuple[Engine, Watch]:
@@ -90,6 +99,8 @@ def build_engine(
     device = model.decoder.norm.weight.device
     held = sum(p.numel() * p.element_size() for p in model.parameters())
     needed = planned_bytes(model.config, config, found, rows or config.token_budget)
+    if device.type == "cuda":
+        needed += graphs(model.config, config.max_running, 0)
     # torch keeps what earlier cells gave back; it can be had as well.
     kept = 0
     if device.type == "cuda":
@@ -97,7 +108,10 @@ def build_engine(
     free = free_memory(device) + held + kept
     if needed > free:
         raise DoesNotFit(f"needs {needed / GB:.1f} GB, there are {free / GB:.1f}")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     watch = Watch(Runner(model, config, found), skip_prompts=skip_prompts)
+    watch.planned_bytes = needed
     engine = Engine(
         model,
         config,

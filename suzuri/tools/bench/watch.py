@@ -40,6 +40,7 @@ class Watch:
     def __init__(self, runner: Runner, *, skip_prompts: bool = False) -> None:
         self.runner, self.skip_prompts = runner, skip_prompts
         self.steps: list[Step] = []
+        self.planned_bytes = 0  # of the engine (state.py)
 
     def execute(self, plan: Plan) -> Launched:
         if self.skip_prompts:
