@@ -49,6 +49,9 @@ stage() {
     quiet 60 gaps "$PY" scripts/reproduce/step_gaps.py $BIG decode:1x1024 decode:64x1024 \
       prefill:1x1024 prefill:1x8192 --out "$OUT/step-gaps-h200.json" --plot "$OUT/step-gaps.png"
     ;;
+  attention) # 40
+    quiet 60 attention "$PY" scripts/reproduce/split_or_rows.py --out "$OUT/split-or-rows.json"
+    ;;
   tune) # 150
     LINES_SHOWN=40 quiet 190 tune "$PY" scripts/reproduce/tune_moe.py "$OUT/tune-moe.json" \
       --seconds "${TUNE:-140}" --out "$OUT/tiles.json"
@@ -86,5 +89,5 @@ stage() {
   esac
 }
 
-all=(tests verify cells profile gaps tune startup http agents ablations head long rl)
+all=(tests verify cells profile gaps attention tune startup http agents ablations head long rl)
 for word in "${@:-${all[@]}}"; do stage "$word"; done

@@ -259,9 +259,9 @@ class Engine:
         if set(map(type, prompt)) != {int}:  # no pass in Python over a prompt that is sound
             wrong = next(token for token in prompt if type(token) is not int)
             raise ValueError(f"prompt token {wrong!r} is not an integer")
-        rows = self.vocabulary.to_rows(self.vocabulary.expand(prompt))
+        rows = self.vocabulary.spelled_rows(prompt)
         rows_there = self.model.config.text.unpadded_vocab_size
-        if max(rows) >= rows_there:
+        if self.vocabulary.num_rows > rows_there and max(rows) >= rows_there:
             outside = next(row for row in rows if row >= rows_there)
             raise ValueError(
                 f"prompt token {outside} is outside this model's vocabulary of {rows_there}"

@@ -31,6 +31,8 @@ GRAPH_SECONDS = 4.0
 """For recording; what is not recorded then is recorded when it is wanted for the second time."""
 SMALL = 8
 """Rows of steps that are all recorded; of larger ones the powers of two."""
+LONG = 2048
+"""Tokens of a prompt from which on only powers of two are recorded: each is a whole step's time."""
 MOST_NAMED = 3
 log = get_logger(__name__)
 
@@ -138,8 +140,9 @@ class Preparation:
         powers = [size for size in sizes if size > SMALL and size & (size - 1) == 0]
         wanted = [(size, 0) for size in (*(size for size in sizes if size <= SMALL), *powers)]
         for rows in reversed(row_buckets(runner.config.token_budget)):
+            is_power = rows & (rows - 1) == 0
             # A whole size, and with padding, which is a sequence more.
-            wanted += [(rows, 1), (rows, 2)] if rows & (rows - 1) == 0 else [(rows, 2)]
+            wanted += [(rows, 1), (rows, 2)] if is_power else [(rows, 2)] * (rows < LONG)
         end = time.monotonic() + GRAPH_SECONDS
         for i, size in enumerate(wanted):
             show("recording steps", i, len(wanted))

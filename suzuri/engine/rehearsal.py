@@ -154,6 +154,7 @@ class Rehearsal:
     def __init__(self, runner: Runner, vocabulary: Vocabulary) -> None:
         self.runner = runner
         self._vocabulary = vocabulary
+        self._zeros: list[int] = []
 
     def execute(self, step: Step) -> None:
         """The step as the runner runs it, and what it owes taken back."""
@@ -179,13 +180,18 @@ class Rehearsal:
         length = start + count
         request = Request(
             id="rehearsal",
-            prompt=[0] * length,
+            prompt=[],
             keys=[],
             sampling=sampling,
             root=(),
             prompt_logprobs=[] if scores else None,
         )
         sequence = Sample(request, 0, limit=length + 1, seed=index, order=0)
+        if len(self._zeros) != length:
+            self._zeros = [0] * length
+        # The same for all: of a million tokens each its own would take longer than all the rest.
+        request.prompt = sequence.tokens = self._zeros
+        sequence.num_prompt = length
         return Work(
             sequence=sequence,
             start=start,
@@ -216,6 +222,7 @@ def recorded_sizes(sizes: Sizes) -> list[Size]:
     packed = [
         sizes.holding(rows, sequences, 1)
         for rows in sizes.rows
+        if rows <= DENSE_UP_TO or rows % (2 * COARSE) == 0
         for sequences in sizes.sequences
         if sequences <= rows
     ]

@@ -113,21 +113,17 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)
         self._shared: dict[tuple[int, torch.dtype, torch.Size], Tensor] = {}
 
-    def __call__(self, forward: Forward, fields: Tensor, size: Size) -> Recorded:
+    def __call__(
+        self, forward: Forward, fields: Tensor, size: Size, like: tuple[Tensor, ...]
+    ) -> Recorded:
         graph = torch.cuda.CUDAGraph()
-        # Compiles, and tests the library's products; with the memory that plain steps use.
-        found = forward(fields, size)
-        shared = None if size.is_decode else [self._rows(i, x) for i, x in enumerate(found)]
-        del found
-        # A graph that was dropped just now may still run.
-        torch.cuda.synchronize(self._device)
+        shared = None if size.is_decode else [self._rows(i, x) for i, x in enumerate(like)]
         with torch.cuda.stream(self._stream), self._capturing(graph):
             rows = forward(fields, size)
             if shared is not None:
                 for target, value in zip(shared, rows, strict=True):
                     target.copy_(value)
                 rows = tuple(shared)
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
         return Recorded(rows=rows, replay=graph.replay)
 
     @contextlib.contextmanager
@@ -154,14 +150,15 @@ class CudaRecorder:
 class StepGraphs:
     """Recorded steps by size: `most` of them are kept, the last used ones.
 
-    `record(forward, fields, size)` makes one; the fields are then those of padding alone. A size
-    that cannot be recorded (no memory is left, say) runs plainly from then on. `at_once`: whether a
-    size is recorded when it is first wanted.
+    `record(forward, fields, size, like)` makes one without running it; a plain run of the size has
+    just given `like` and made whatever is made on first use (kernels, tests of the library's
+    products). A size that cannot be recorded (no memory is left, say) runs plainly from then on.
+    `at_once`: whether a size is recorded when it is first wanted.
     """
 
     def __init__(
         self,
-        record: Callable[[Forward, Tensor, Size], Recorded],
+        record: Callable[[Forward, Tensor, Size, tuple[Tensor, ...]], Recorded],
         sizes: Sizes,
         *,
         most: int,
@@ -169,7 +166,7 @@ class StepGraphs:
     ) -> None:
         self.sizes = sizes
         self.at_once = False
-        self._record, self._most = record, most
+        self._record, self._most, self._device = record, most, device
         # Steps follow each other on the device, so all may be fed from one place.
         self._fields = torch.zeros(sizes.num_fields, dtype=torch.int64, device=device)
         self._seen: set[Size] = set()
@@ -190,45 +187,67 @@ class StepGraphs:
         size = self.sizes.of(works, more=more)
         if size is None or size in self._refused:
             return None
-        if size not in self._recorded:
-            if size not in self._seen and not self.at_once:
-                self._seen.add(size)
-                return None
-            if not self.record(forward, size):
-                return None
-        step = self._recorded[size]
-        self._recorded.move_to_end(size)
-        fields = self._fields[: size.num_fields]
+        if size not in self._recorded and size not in self._seen and not self.at_once:
+            self._seen.add(size)
+            return None
+        fields, step = self._fields[: size.num_fields], self._recorded.get(size)
+        if step is None:
+            self._make_room(forward, size)
         upload_into(fields, step_fields(works, size))
-        step.replay()
+        if step is None:
+            rows = forward(fields, size)
+            self._keep(forward, size, rows)
+        else:
+            self._recorded.move_to_end(size)
+            step.replay()
+            rows = step.rows
         total = sum(work.count for work in works)
-        ids_N, *rows = (x[:total] for x in step.rows)
+        ids_N, *rows = (x[:total] for x in rows)
         return ids_N, size.slots(fields)[: len(works)], tuple(rows)
 
     def record(self, forward: Forward, size: Size) -> bool:
-        """Records a size unless it is; says whether there is a recorded one now."""
+        """Records a size unless it is; says whether there is a recorded one now. No state of a
+        sequence changes."""
         if size in self._recorded:
             return True
+        self._make_room(forward, size)
+        if size in self._refused:
+            return False
+        fields = self._fields[: size.num_fields]
+        upload_into(fields, step_fields((), size))
+        try:
+            rows = forward(fields, size)
+        except RuntimeError as error:
+            self._refuse(size, error)
+        else:
+            self._keep(forward, size, rows)
+        return size in self._recorded
+
+    def _make_room(self, forward: Forward, size: Size) -> None:
+        """The largest packed step is recorded first: the others find room in the memory that it
+        took. And the one that was not used for longest goes."""
         if not size.is_decode and not self._has_room:
-            # The largest first: the others find room in the memory that it took.
             self._has_room = True
             _, sequences, blocks, more = size
             largest = self.sizes.holding(self.sizes.rows[-1], sequences, blocks, more=more)
             if largest not in (None, size):
                 self.record(forward, largest)
-        if size in self._refused:
-            return False
+        if len(self._recorded) >= self._most and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # it may still run
         while len(self._recorded) >= self._most:
             dropped, _ = self._recorded.popitem(last=False)
             self._seen.discard(dropped)
-        fields = self._fields[: size.num_fields]
-        upload_into(fields, step_fields((), size))
+
+    def _keep(self, forward: Forward, size: Size, rows: tuple[Tensor, ...]) -> None:
+        """Records the size of which a plain run gave `rows` just now."""
         try:
-            self._recorded[size] = self._record(forward, fields, size)
+            fields = self._fields[: size.num_fields]
+            self._recorded[size] = self._record(forward, fields, size, rows)
+            self._seen.add(size)
         except RuntimeError as error:  # of memory or of CUDA: the step can run as it is
-            if not self._refused:
-                log.warning("steps of %s run without a CUDA graph: %s", size, error)
-            self._refused.add(size)
-            return False
-        self._seen.add(size)
-        return True
+            self._refuse(size, error)
+
+    def _refuse(self, size: Size, error: RuntimeError) -> None:
+        if not self._refused:
+            log.warning("steps of %s run without a CUDA graph: %s", size, error)
+        self._refused.add(size)

@@ -34,9 +34,9 @@ LAUNCHES_PER_LAYER = 12
 GRAPH_NODE_BYTES = 4096
 """Device memory of one captured kernel launch, rounded up from a measurement (docs/plan.md)."""
 MAX_GRAPH_BATCH = 512
-GRAPH_TOKENS = 2048
-"""Rows of the largest step with prompt tokens that is captured; above, launches are hidden behind
-the work."""
+GRAPH_TOKENS = 8192
+"""Rows of the largest step with prompt tokens that is captured. Of a model cut over several GPUs a
+step of so many takes less time than its launches."""
 MORE_GRAPHS = 96
 FP32 = 4
 SAMPLING_BYTES = 9
@@ -101,12 +101,14 @@ def decode_buckets(concurrency: int) -> tuple[int, ...]:
 def row_buckets(token_budget: int) -> tuple[int, ...]:
     """Rows that steps with prompt tokens are captured for: multiples of 16 up to 128, then four
     sizes from one power of two to the next (those at which the vendor's products are tested), from
-    1024 on eight. Padding is at most a fifth, or fifteen rows."""
+    1024 on eight, from 2048 on sixteen. Padding is at most a fifth, or fifteen rows; of large steps
+    a seventeenth."""
     most = min(token_budget, GRAPH_TOKENS)
     sizes = [*range(16, 128, 16)]
     power = 128
     while power < most:
-        sizes += range(power, 2 * power, power // (4 if power < 1024 else 8))
+        parts = 4 if power < 1024 else 8 if power < 2048 else 16
+        sizes += range(power, 2 * power, power // parts)
         power *= 2
     return (*(size for size in sizes if size < most), most)
 

@@ -67,6 +67,10 @@ class KeptVocabulary:
             )
         return [self._row_of[id] for id in ids]
 
+    def spelled_rows(self, ids: Sequence[int]) -> list[int]:
+        """The rows of what `expand` makes of the ids."""
+        return self.to_rows(self.expand(ids))
+
     def to_row_array(self, ids: Array) -> Array:
         """`to_rows` of an array of integers, int64 of its shape: quick for many ids."""
         is_id = (ids >= 0) & (ids < NUM_IDS)
@@ -92,6 +96,9 @@ class FullVocabulary:
     def to_rows(self, ids: Sequence[int]) -> list[int]:
         check_ids(ids)
         return list(ids)
+
+    def spelled_rows(self, ids: Sequence[int]) -> list[int]:
+        return self.to_rows(ids)  # checked once: of a long prompt each pass is felt
 
     def to_row_array(self, ids: Array) -> Array:
         check_ids(ids.reshape(-1).tolist())

@@ -1,4 +1,4 @@
-"""Stands for CUDA graphs on a CPU: steps that are recorded by running them once more."""
+"""Stands for CUDA graphs on a CPU: steps that are replayed by running them once more."""
 
 import weakref
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from torch import Tensor
 
 from suzuri.engine.engine import Engine
-from suzuri.engine.step_batches import NO_SLOT, Size
+from suzuri.engine.step_batches import Size
 from suzuri.engine.step_graphs import Forward, Recorded, Sizes, StepGraphs
 
 MOST_ROWS = 96
 
 
 class Again:
-    """Records by running once more, and counts. Steps of all sizes give their rows in the same
+    """Replays by running once more, and counts. Steps of all sizes give their rows in the same
     memory, as captured ones do."""
 
     def __init__(self) -> None:
@@ -21,9 +21,10 @@ class Again:
         self.replayed: list[Size] = []
         self._shared: list[Tensor] = []
 
-    def __call__(self, forward: Forward, fields: Tensor, size: Size) -> Recorded:
-        assert (size.slots(fields) == NO_SLOT).all(), "recording must not touch what a sequence has"
-        found = forward(fields, size)
+    def __call__(
+        self, forward: Forward, fields: Tensor, size: Size, found: tuple[Tensor, ...]
+    ) -> Recorded:
+        assert all(x.shape[0] == size.rows for x in found)
         self.recorded.append(size)
         method = weakref.WeakMethod(forward)  # a graph does not hold what it recorded either
         places = list(range(len(self._shared), len(found)))

@@ -37,8 +37,9 @@ PROGRAMS, LEAST_PROGRAMS = 4096, 128
 """Programs of the split kernel, all and of one sequence and KV head, that are enough."""
 FEW_CHUNKS = 512
 """Up to so many chunks of all sequences and KV heads SMs have little to do: load keys ahead."""
-FEW_TILES = 1056
-"""Fewer tiles of rows than this (4 for each of 2 per SM) leave SMs idle: split their keys."""
+FEW_TILES = 88
+"""Up to so many tiles of rows leave most SMs idle: their keys are split, though a split tile takes
+2.3 times as long (docs/measurements/serving-h200.md)."""
 MOST_CHUNKS = 32
 """Chunks that a program walks at most, so that one long sequence is spread widely."""
 WORKSPACE = 1 << 29
@@ -296,7 +297,8 @@ def plan_of(shape: rows.Shape, num_rows: int, num_seqs: int, capacity: int, *, t
     chunk = shape.constants["CHUNK"]
     assert isinstance(chunk, int)
     is_low = shape.dtype == torch.bfloat16
-    tiles = -(-num_rows // shape.tokens(64)) * shape.kv_heads
+    # Of one long sequence, beside others that have a row each.
+    tiles = -(-(num_rows - max(num_seqs - 1, 0)) // shape.tokens(64)) * shape.kv_heads
     longest = num_rows if tiles <= FEW_TILES else LONGEST
     num_chunks = -(-capacity // chunk)
     if shape.window is not None:
