@@ -158,8 +158,9 @@ def run_pass(model: Inkling, one: Pass, options: argparse.Namespace, console: Co
     """Runs the long sequence once, and keeps its end."""
     device = model.decoder.norm.weight.device
     config = engine_config(model.config, one, options)
-    found = capacity(model.config, config, 0)
-    planned = planned_bytes(model.config, config, found, config.token_budget)
+    on_gpu = device.type == "cuda"
+    found = capacity(model.config, config, 0, on_gpu=on_gpu)
+    planned = planned_bytes(model.config, config, found, config.token_budget, on_gpu=on_gpu)
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

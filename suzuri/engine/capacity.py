@@ -11,6 +11,7 @@ from suzuri.engine.config import EngineConfig
 from suzuri.model.config import ModelConfig
 from suzuri.model.sizes import Layout, Sizes
 from suzuri.model.sizes_state import StateSizes, state_sizes
+from suzuri.model.sizes_workspace import GRAPH_TOKENS, LEAST_GRAPH_TOKENS
 
 MIN_CONTEXT = 256
 """Without a max_context, the longest sequence is what memory holds, but not less than this."""
@@ -18,6 +19,8 @@ WIDTHS = {"bfloat16": 1, "float32": 2, "float64": 4}
 """The plan counts state in bf16; wider engines take as many times that."""
 ID_BYTES = 8
 """Of a page or token number on the device."""
+GRAPH_SHARE = 16
+"""Of what is left for pages, at most one part in so many goes to the recording of larger steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +33,8 @@ class Capacity:
     slots: int
     snapshots: int
     ring: int
+    graph_tokens: int = 0
+    """Rows of the largest step with prompt tokens that is recorded as a graph (0: none is)."""
 
     def table_columns(self, page_size: int) -> int:
         """Entries of a slot's row in a page table."""
@@ -51,8 +56,11 @@ def state_bytes(model: ModelConfig, config: EngineConfig, found: Capacity) -> di
     }
 
 
-def capacity(model: ModelConfig, config: EngineConfig, memory_bytes: int) -> Capacity:
-    """The pools that fit into `memory_bytes` beside weights and buffers.
+def capacity(
+    model: ModelConfig, config: EngineConfig, memory_bytes: int, *, on_gpu: bool = False
+) -> Capacity:
+    """The pools that fit into `memory_bytes` beside weights and buffers, which a GPU's kernels and
+    its recorded steps have others of.
 
     Each running sequence and each resume point gets its window of local pages; what is left becomes
     global pages. Raises ValueError with the sum when not even one sequence of `max_context` fits,
@@ -76,11 +84,26 @@ def capacity(model: ModelConfig, config: EngineConfig, memory_bytes: int) -> Cap
             slots=config.max_running + 1,
             snapshots=config.snapshots + 1,
             ring=ring,
+            graph_tokens=GRAPH_TOKENS if on_gpu and config.cuda_graphs else 0,
         )
     else:
-        found = _fill(model, config, state, context, ring, memory_bytes)
+        found = _fill(model, config, state, context, ring, memory_bytes, on_gpu)
     _check(found, state, size, by_hand=config.global_pages is not None)
     return found
+
+
+def engine_sizes(
+    model: ModelConfig, memory_bytes: int, rows: int, *, on_gpu: bool, graph_tokens: int
+) -> Sizes:
+    """The sizes of an engine whose steps have at most so many rows, with two bytes a value. (Of
+    `memory_bytes` the driver and the process have taken theirs already, as on a CPU.)"""
+    layers = () if model.quantization is None else model.quantization.layers
+    layout = Layout(nvfp4_layers=layers, token_budget=rows, platform="cpu")
+    return Sizes(model, layout, memory_bytes, on_gpu=on_gpu, graph_tokens=graph_tokens)
+
+
+def _recorded(sizes: Sizes) -> int:
+    return sizes.workspace.get("recorded steps", 0)
 
 
 def _fill(
@@ -90,11 +113,16 @@ def _fill(
     context: int,
     ring: int,
     memory_bytes: int,
+    on_gpu: bool,
 ) -> Capacity:
     wide, size = WIDTHS[config.dtype], config.page_size
-    layers = () if model.quantization is None else model.quantization.layers
-    layout = Layout(nvfp4_layers=layers, token_budget=config.token_budget, platform="cpu")
-    sizes = Sizes(model, layout, memory_bytes)
+
+    def sizes_with(graph_tokens: int) -> Sizes:
+        budget = config.token_budget
+        return engine_sizes(model, memory_bytes, budget, on_gpu=on_gpu, graph_tokens=graph_tokens)
+
+    least = LEAST_GRAPH_TOKENS if on_gpu and config.cuda_graphs else 0
+    sizes = sizes_with(least)
     fixed = {"weights": 0, "workspace": 0, "reserve": 0}
     for line in sizes.lines(1, config.max_running):
         if line.group in fixed:
@@ -127,8 +155,23 @@ def _fill(
             f"{needed * global_page / 1e9:.2f}, in GB, are more than the {memory_bytes / 1e9:.2f} "
             "GB there are; lower max_context or max_running, or give more memory"
         )
-    pages = min(most, (rings + snapshots) * needed) + 1
-    return dataclasses.replace(found, max_context=context, global_pages=pages)
+    wanted = (rings + snapshots) * needed
+    # What no sequence would use can be had for nothing.
+    free = max(left // GRAPH_SHARE, left - wanted * global_page)
+    graph_tokens = least
+    while least and graph_tokens < min(config.token_budget, GRAPH_TOKENS):
+        more = (_recorded(sizes_with(2 * graph_tokens)) - _recorded(sizes)) * wide
+        if more > free or left - more < needed * global_page:
+            break
+        graph_tokens *= 2
+    left -= (_recorded(sizes_with(graph_tokens)) - _recorded(sizes)) * wide
+    most = left // global_page if global_page else most
+    return dataclasses.replace(
+        found,
+        max_context=context,
+        global_pages=min(most, wanted) + 1,
+        graph_tokens=graph_tokens,
+    )
 
 
 def _check(found: Capacity, state: StateSizes, size: int, *, by_hand: bool) -> None:

@@ -104,7 +104,8 @@ class Engine:
     ) -> None:
         self.config, self.model, self.vocabulary = config, model, vocabulary
         self._token_bytes = token_bytes
-        self.capacity: Capacity = capacity(model.config, config, memory_bytes)
+        on_gpu = model.decoder.norm.weight.device.type == "cuda"
+        self.capacity: Capacity = capacity(model.config, config, memory_bytes, on_gpu=on_gpu)
         self.runner = runner or Runner(model, config, self.capacity)
         text = model.config.text
         attentions = [text.attention(layer) for layer in range(text.num_hidden_layers)]

@@ -71,7 +71,7 @@ def load_engine(
     shape = dataclasses.replace(shape, mtp=MtpConfig())  # nothing drafts yet
     memory = memory_for(config, place)
     try:
-        capacity(shape, config, memory)
+        capacity(shape, config, memory, on_gpu=place.type == "cuda")
     except ValueError as error:
         raise ValueError(f"{model}: {error}") from error
     with contextlib.ExitStack() as stack:

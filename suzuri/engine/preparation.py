@@ -23,7 +23,6 @@ from suzuri.engine.runner import Runner
 from suzuri.engine.warm_up import warm_up
 from suzuri.kernels.matmul import buckets
 from suzuri.log import get_logger
-from suzuri.model.sizes_workspace import decode_buckets, row_buckets
 
 Show = Callable[[str, int, int], None]
 """(what, done, total)."""
@@ -136,10 +135,11 @@ class Preparation:
     def _record(self, runner: Runner, show: Show, done: Prepared) -> None:
         """Decode steps of all small batches, then of larger ones, then one prompt, longest first,
         as long as the time lasts."""
-        sizes = decode_buckets(runner.config.max_running)
+        assert runner.graphs is not None
+        sizes = runner.graphs.sizes.decode
         powers = [size for size in sizes if size > SMALL and size & (size - 1) == 0]
         wanted = [(size, 0) for size in (*(size for size in sizes if size <= SMALL), *powers)]
-        for rows in reversed(row_buckets(runner.config.token_budget)):
+        for rows in reversed(runner.graphs.sizes.rows):
             is_power = rows & (rows - 1) == 0
             # A whole size, and with padding, which is a sequence more.
             wanted += [(rows, 1), (rows, 2)] if is_power else [(rows, 2)] * (rows < LONG)

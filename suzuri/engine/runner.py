@@ -92,8 +92,8 @@ class Runner:
         self.observer: Callable[[Many[Work], Tensor, Tensor], None] | None = None
         self.replays = True
         self.graphs: StepGraphs | None = None
-        if config.cuda_graphs and self.device.type == "cuda":
-            sizes = sizes_of(config, shape[1])
+        if capacity.graph_tokens and self.device.type == "cuda":
+            sizes = sizes_of(config, capacity)
             self.graphs = StepGraphs(
                 CudaRecorder(self.device, most_rows=sizes.rows[-1]),
                 sizes,

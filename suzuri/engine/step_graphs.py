@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 import torch
 from torch import Tensor
 
+from suzuri.engine.capacity import Capacity
 from suzuri.engine.config import EngineConfig
 from suzuri.engine.plan import Work
 from suzuri.engine.step_batches import Size, num_blocks, step_fields
@@ -84,13 +85,13 @@ class Sizes:
         return max(packed.num_fields, Size(self.decode[-1], 0, 1).num_fields)
 
 
-def sizes_of(config: EngineConfig, columns: int) -> Sizes:
-    """What an engine records whose page tables have so many columns."""
+def sizes_of(config: EngineConfig, capacity: Capacity) -> Sizes:
+    """What an engine records."""
     return Sizes(
         decode=decode_buckets(config.max_running),
-        rows=row_buckets(config.token_budget),
+        rows=row_buckets(min(config.token_budget, capacity.graph_tokens)),
         sequences=sequence_buckets(config.max_running),
-        max_blocks=columns,
+        max_blocks=capacity.table_columns(config.page_size),
         page_size=config.page_size,
     )
 

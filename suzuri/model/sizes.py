@@ -21,7 +21,12 @@ from suzuri.model.sizes_shard import (
     shard_bytes,
 )
 from suzuri.model.sizes_state import StateSizes, state_sizes
-from suzuri.model.sizes_workspace import graphs, sampling_tables, workspace
+from suzuri.model.sizes_workspace import (
+    LEAST_GRAPH_TOKENS,
+    graphs,
+    sampling_tables,
+    workspace,
+)
 from suzuri.model.tensor_table import Entry, Storage, table
 
 MAX_CONCURRENCY = 65_536
@@ -80,13 +85,26 @@ class Sizes:
     """The sum for one rank of one copy of the model. Every rank holds the same amount.
 
     `memory_bytes` is what the driver reports for the rank's device, `system_bytes` what of it an
-    operating system in the same memory needs. Raises ValueError when the model cannot be cut so,
+    operating system in the same memory needs. `on_gpu`: whether the kernels are those of a GPU, and
+    `graph_tokens`: the largest step that is recorded as a graph (0: none); unless given, as the
+    platform has it at least. Raises ValueError when the model cannot be cut so,
     naming the nearest values, or has fewer draft depths.
     """
 
     def __init__(
-        self, config: ModelConfig, layout: Layout, memory_bytes: int, *, system_bytes: int = 0
+        self,
+        config: ModelConfig,
+        layout: Layout,
+        memory_bytes: int,
+        *,
+        system_bytes: int = 0,
+        on_gpu: bool | None = None,
+        graph_tokens: int | None = None,
     ) -> None:
+        on_gpu = layout.platform in ("cuda", "rocm") if on_gpu is None else on_gpu
+        if graph_tokens is None:
+            graph_tokens = LEAST_GRAPH_TOKENS if on_gpu else 0
+        self._records = graph_tokens > 0
         if not 0 <= layout.drafts <= config.mtp_depths:
             raise ValueError(
                 f"--mtp {layout.drafts}: the model has {config.mtp_depths} draft depths; "
@@ -107,6 +125,8 @@ class Sizes:
                 config,
                 layout.sharding,
                 layout.token_budget,
+                on_gpu=on_gpu,
+                graph_tokens=graph_tokens,
                 dequantised_layer=layout.platform == "cpu" and bool(layout.nvfp4_layers),
             )
         )
@@ -163,7 +183,7 @@ class Sizes:
     def _by_load(self, concurrency: int) -> dict[str, int]:
         """Workspace that follows the number of running sequences."""
         lines = {"sampling tables": sampling_tables(self.config, concurrency)}
-        if self.layout.platform in ("cuda", "rocm"):
+        if self._records:
             lines["graphs"] = graphs(self.config, concurrency, self.layout.drafts)
         return lines
 

@@ -34,9 +34,9 @@ LAUNCHES_PER_LAYER = 12
 GRAPH_NODE_BYTES = 4096
 """Device memory of one captured kernel launch, rounded up from a measurement (docs/plan.md)."""
 MAX_GRAPH_BATCH = 512
-GRAPH_TOKENS = 8192
-"""Rows of the largest step with prompt tokens that is captured. Of a model cut over several GPUs a
-step of so many takes less time than its launches."""
+GRAPH_TOKENS, LEAST_GRAPH_TOKENS = 8192, 2048
+"""Rows of the largest step with prompt tokens that is captured, at most and where memory is dear.
+(A step of 8192 waits 2 ms for its launches; cut over several GPUs it takes less time than they.)"""
 MORE_GRAPHS = 96
 FP32 = 4
 SAMPLING_BYTES = 9
@@ -48,22 +48,32 @@ GROWING_BYTES = 4
 
 @functools.lru_cache(maxsize=256)
 def workspace(
-    config: ModelConfig, sharding: Sharding, token_budget: int, *, dequantised_layer: bool
+    config: ModelConfig,
+    sharding: Sharding,
+    token_budget: int,
+    *,
+    on_gpu: bool,
+    graph_tokens: int,
+    dequantised_layer: bool,
 ) -> Mapping[str, int]:
     """Bytes by line, for steps of at most `token_budget` tokens.
 
+    `on_gpu`: the kernels that keep relative biases, and gate and up of experts, within themselves.
+    `graph_tokens`: of steps of so many the largest is recorded as a graph (0: none is).
     `dequantised_layer`: the references on the CPU unpack a whole layer's NVFP4 experts at once.
     """
     text = config.text
     attentions = [text.attention(layer) for layer in range(text.num_hidden_layers)]
-    # The stream's rows gathered from all ranks, their normed copy, and the next ones arriving.
-    stream = 3 * token_budget * text.hidden_size * ACTIVATION_BYTES
-    attention = max(_attention(a, sharding, token_budget) for a in attentions)
-    dense, experts = (part(config, sharding, token_budget) for part in (_dense, _experts))
     heads = max(a.num_heads // sharding.tp for a in attentions)
-    lines = {
-        "activations": stream + max(attention, dense, experts),
-        "relative bias": max(_bias(a, sharding, token_budget) for a in attentions),
+    lines = {"activations": _activations(config, sharding, token_budget, on_gpu)}
+    if graph_tokens:
+        # They share memory of their own, in which the largest is recorded, and the rows they give.
+        rows = min(token_budget, graph_tokens)
+        kept = rows * text.hidden_size * ACTIVATION_BYTES
+        lines["recorded steps"] = _activations(config, sharding, rows, on_gpu) + kept
+    if not on_gpu:
+        lines["relative bias"] = max(_bias(a, sharding, token_budget) for a in attentions)
+    lines |= {
         "split attention": heads * SPLIT_ROWS * (max(a.head_dim for a in attentions) + 2) * FP32,
         "logits": _logits(config, token_budget),
         "towers": _towers(config),
@@ -78,7 +88,8 @@ def workspace(
 def graphs(config: ModelConfig, concurrency: int, drafts: int) -> int:
     """CUDA graphs: as many as `max_graphs` says.
 
-    Their kernels write into the workspace, so a graph itself is the memory of its launches.
+    Their kernels write into the memory of "recorded steps", so a graph itself is that of its
+    launches.
     """
     launches = LAUNCHES_PER_LAYER * (config.text.num_hidden_layers + drafts)
     return max_graphs(concurrency) * launches * GRAPH_NODE_BYTES
@@ -98,12 +109,11 @@ def decode_buckets(concurrency: int) -> tuple[int, ...]:
     return (*sizes, most)
 
 
-def row_buckets(token_budget: int) -> tuple[int, ...]:
-    """Rows that steps with prompt tokens are captured for: multiples of 16 up to 128, then four
-    sizes from one power of two to the next (those at which the vendor's products are tested), from
-    1024 on eight, from 2048 on sixteen. Padding is at most a fifth, or fifteen rows; of large steps
-    a seventeenth."""
-    most = min(token_budget, GRAPH_TOKENS)
+def row_buckets(most: int) -> tuple[int, ...]:
+    """Rows, up to `most`, that steps with prompt tokens are captured for: multiples of 16 up to
+    128, then four sizes from one power of two to the next (those at which the vendor's products are
+    tested), from 1024 on eight, from 2048 on sixteen. Padding is at most a fifth, or fifteen rows;
+    of large steps a seventeenth."""
     sizes = [*range(16, 128, 16)]
     power = 128
     while power < most:
@@ -125,6 +135,17 @@ def sampling_tables(config: ModelConfig, concurrency: int) -> int:
     """Tables of biases and counts, as if every running sequence used all of them: which requests
     will is not known before they come, and running out then would end others."""
     return concurrency * (SAMPLING_BYTES + GROWING_BYTES) * config.text.vocab_size
+
+
+def _activations(config: ModelConfig, sharding: Sharding, tokens: int, on_gpu: bool) -> int:
+    """The stream's rows gathered from all ranks, their normed copy, and the next ones arriving;
+    and the largest sub-block."""
+    text = config.text
+    attentions = [text.attention(layer) for layer in range(text.num_hidden_layers)]
+    attention = max(_attention(a, sharding, tokens) for a in attentions)
+    dense, experts = _dense(config, sharding, tokens), _experts(config, sharding, tokens, on_gpu)
+    stream = 3 * tokens * text.hidden_size * ACTIVATION_BYTES
+    return stream + max(attention, dense, experts)
 
 
 def _attention(attention: AttentionConfig, sharding: Sharding, tokens: int) -> int:
@@ -153,9 +174,10 @@ def _dense(config: ModelConfig, sharding: Sharding, tokens: int) -> int:
     return tokens * (3 * (units // sharding.tp) + gathered) * ACTIVATION_BYTES
 
 
-def _experts(config: ModelConfig, sharding: Sharding, tokens: int) -> int:
+def _experts(config: ModelConfig, sharding: Sharding, tokens: int, on_gpu: bool) -> int:
     """Rows in expert order, gate and up, their product, all hidden units gathered within a group,
-    the group's output channels, and those channels of other groups that this rank combines.
+    the group's output channels, and those channels of other groups that this rank combines. On a
+    GPU gate and up never leave the product's kernel, and the rows go before the outputs come.
 
     A group of ranks may get every token's every expert, so `ep` does not lessen the rows.
     """
@@ -164,9 +186,12 @@ def _experts(config: ModelConfig, sharding: Sharding, tokens: int) -> int:
         return 0
     group = sharding.tp // sharding.ep
     rows = tokens * (text.num_experts_per_tok + text.n_shared_experts)
+    units, out = text.intermediate_size // group, text.hidden_size // group
     gathered = text.intermediate_size if group > 1 else 0
-    out = text.hidden_size // group
-    values = rows * (text.hidden_size + 3 * (text.intermediate_size // group) + gathered + out)
+    if on_gpu:
+        values = rows * max(text.hidden_size + units, units + gathered + out)
+    else:
+        values = rows * (text.hidden_size + 3 * units + gathered + out)
     if sharding.ep > 1:
         values += tokens * text.num_experts_per_tok * (text.hidden_size // sharding.tp)
     return values * ACTIVATION_BYTES

@@ -216,8 +216,11 @@ def test_workspace_does_not_grow_with_the_context_n26() -> None:
 
     at_short = buffers(1024)
     assert buffers(262_144) == at_short == buffers(1_048_576)
-    # The bias of a chunk covers its band of distances: 1024 tokens x 64 heads x 1024, not x 262144.
-    assert at_short["relative bias"] == 1024 * 64 * 1024 * 2
+    # Kernels of a GPU keep the bias to themselves; elsewhere that of a chunk covers its band of
+    # distances: 1024 tokens x 64 heads x 1024, not x 262144.
+    assert "relative bias" not in at_short
+    on_cpu = Sizes(INKLING, Layout(token_budget=1024, platform="cpu"), 10**13)
+    assert on_cpu.workspace["relative bias"] == 1024 * 64 * 1024 * 2
     assert sum(at_short.values()) < 8 * GIB + 10**13 // 50
 
 
@@ -237,10 +240,12 @@ def workspace(config: ModelConfig, layout: Layout, concurrency: int = 8) -> dict
 
 def test_workspace_of_inkling_over_eight_by_hand() -> None:
     stream = 3 * 6144
-    experts = 8 * (6144 + 3 * 384 + 3072 + 768)
+    # Rows in expert order and own hidden units; gate and up stay within the kernel.
+    experts = 8 * (6144 + 384)
     assert workspace(INKLING, Layout(tp=8, token_budget=1024)) == {
         "activations": 1024 * (stream + experts) * 2,
-        "relative bias": 1024 * 8 * 1024 * 2,
+        # The same once more, and the rows that they give.
+        "recorded steps": 1024 * (stream + experts + 6144) * 2,
         "split attention": 4096 * 8 * (128 + 2) * 4,
         # 13 times a buffer of 32 MiB, which is more than 32 rows; 32 bytes per row and chunk.
         "logits": 13 * 32 * MIB + 1024 * 99 * 32,
@@ -279,10 +284,19 @@ def test_activations_are_those_of_the_largest_sub_block() -> None:
 
     stream = 1024 * 3 * 6144 * 2
     # Whole experts: every row's whole expert, and the channels that come from the other ranks.
-    whole = 8 * (2 * 6144 + 3 * 3072) + 6 * 768
+    whole = 8 * (6144 + 3072) + 6 * 768
     assert activations(INKLING, tp=8, ep=8) == 1024 * whole * 2
-    groups = 8 * (6144 + 3 * 768 + 3072 + 1536) + 6 * 768
+    groups = 8 * (6144 + 768) + 6 * 768
     assert activations(INKLING, tp=8, ep=2) == 1024 * groups * 2
+    # Where gathered hidden units and output channels are more than the rows.
+    wide = dataclasses.replace(INKLING.text, intermediate_size=12288)
+    wide = dataclasses.replace(INKLING, text=wide)
+    assert activations(wide, tp=8) == 1024 * 8 * (1536 + 12288 + 768) * 2
+    # Without a GPU's kernels all of it, gate and up included.
+    layout = Layout(token_budget=1024, tp=8, platform="cpu")
+    assert workspace(INKLING, layout)["activations"] - stream == (
+        1024 * 8 * (6144 + 3 * 384 + 3072 + 768) * 2
+    )
     text = dataclasses.replace(INKLING.text, dense_mlp_idx=66)
     dense = dataclasses.replace(INKLING, text=text)
     assert activations(dense, tp=8) == 1024 * (3 * 3072 + 24576) * 2

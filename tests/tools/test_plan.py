@@ -326,12 +326,16 @@ def test_a_quantised_config_is_planned_with_its_own_layers() -> None:
 
 def test_report_says_what_is_only_arithmetic(plan: Plan) -> None:
     for gpu, words in (
-        ("mi300", "planned by arithmetic alone"),
-        ("h200", "GPU kernels are not written yet"),
-        ("cpu", "runs on the CPU references today"),
+        ("mi300", "gfx942: attention needs 73,728 bytes of shared memory"),
+        ("strix halo", "gfx1151: of AMD's GPUs the kernels were compiled for gfx942, gfx950 alone"),
+        ("mac ultra", "planned by arithmetic alone"),
+        ("rtx 4090", "sm_89: the kernels compile, but nobody has run them there yet"),
+        ("h200", "sm_90: tested and measured on an H200"),
+        ("cpu", "runs on the CPU's kernels"),
     ):
         assert words in " ".join(" ".join(plan("tiny", "--gpu", gpu)[1]).split())
     lines = plan("inkling", *NVFP4, "--gpu", "h200", "--num-gpus", "16")[1]
+    assert "the engine runs on one GPU so far" in " ".join(" ".join(lines).split())
     assert "network between machines" in " ".join(" ".join(lines).split())
 
 
@@ -346,9 +350,9 @@ def test_workspace_of_a_long_plan_is_printed_and_bounded_n26(plan: Plan) -> None
 
     long = workspace(262_144)
     assert long == workspace(1024)
-    assert long["relative bias"] == 1024 * (32 // 2) * 1024 * 2
+    assert "relative bias" not in long  # kernels of a GPU keep it to themselves
     shown = plan(*words, "--context", "262144", "--concurrency", "1")[1]
-    assert any(line.split()[:2] == ["workspace", "activations"] for line in shown)
+    assert any(line.split()[:1] == ["workspace"] for line in shown)
 
 
 @pytest.mark.parametrize("width", ["30", "44", "80", "200"])

@@ -67,9 +67,9 @@ def test_fewer_groups_of_experts_are_a_change(plan: Plan) -> None:
     words = ("inkling", *NVFP4, "--gpu", "h100-sxm", "--num-gpus", "8", "--ep", "8")
     _, lines, _ = plan(*words, "--json")
     first = json.loads("\n".join(lines))["changes"][0]["flags"]
-    assert first == "--ep 1"
-    assert plan(*words, "--ep", "1")[0] == 0
-    assert plan(*words, "--ep", "2")[0] == 1
+    assert first == "--ep 4"
+    assert plan(*words, "--ep", "4")[0] == 0
+    assert plan(*words, "--ep", "8")[0] == 1
 
 
 def test_more_gpus_of_a_card_are_the_fewest(plan: Plan) -> None:

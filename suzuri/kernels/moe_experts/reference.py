@@ -62,6 +62,7 @@ def slot_outputs(
     else:
         rows, order = moe_permute(x_ND, experts_NK, **slots)
     hidden_MF = grouped_gemm(rows, gate_up_EFD, order.offsets_E1, **hidden)
+    del rows  # the largest of a step, and as large as what comes now
     return grouped_gemm(hidden_MF, down_EDF, order.offsets_E1, out_dtype=dtype), order
 
 

@@ -5,15 +5,13 @@ from typing import Any, cast
 
 import torch
 
-from suzuri.engine.capacity import Capacity, capacity, state_bytes
+from suzuri.engine.capacity import Capacity, capacity, engine_sizes, state_bytes
 from suzuri.engine.config import EngineConfig
 from suzuri.engine.engine import Engine
 from suzuri.engine.load import free_memory
 from suzuri.engine.runner import Runner
 from suzuri.model.config import ModelConfig
 from suzuri.model.inkling import Inkling
-from suzuri.model.sizes import Layout, Sizes
-from suzuri.model.sizes_workspace import graphs
 from suzuri.processing.vocabulary import FullVocabulary
 from suzuri.tools.bench.watch import Watch
 from suzuri.tools.bench.weights import fill_normal
@@ -65,24 +63,27 @@ def engine_config(model: ModelConfig, load: Load, dtype: str) -> EngineConfig:
     )
 
 
-def planned_bytes(model: ModelConfig, config: EngineConfig, found: Capacity, rows: int) -> int:
-    """Weights, buffers of a step of `rows` rows, and state, by the sizes of `suzuri plan`."""
+def planned_bytes(
+    model: ModelConfig, config: EngineConfig, found: Capacity, rows: int, *, on_gpu: bool
+) -> int:
+    """Weights, buffers and graphs of steps of `rows` rows, and state, by the sizes of `suzuri
+    plan`."""
     wide = 1 if config.dtype == "bfloat16" else 2
-    layers = () if model.quantization is None else model.quantization.layers
-    sizes = Sizes(model, Layout(nvfp4_layers=layers, token_budget=rows, platform="cpu"), 0)
+    tokens = found.graph_tokens
+    sizes = engine_sizes(model, 0, rows, on_gpu=on_gpu, graph_tokens=tokens)
     # In place of the plan's local pages in flight the pool counts, by its real size.
     workspace = sum(n for name, n in sizes.workspace.items() if name != "local KV in flight")
     tables = sizes.lines(1, config.max_running)
-    sampling = sum(line.num_bytes for line in tables if line.name == "sampling tables")
+    by_load = sum(line.num_bytes for line in tables if line.name in ("sampling tables", "graphs"))
     state = sum(state_bytes(model, config, found).values())
-    return wide * (sum(sizes.weights.values()) + workspace) + sampling + state
+    return wide * (sum(sizes.weights.values()) + workspace) + by_load + state
 
 
 def memory(watch: Watch) -> dict[str, int | None]:
-    """Bytes that an engine was to need at most, weights included, and the most that tensors took
-    since it was built (on a GPU)."""
+    """Bytes that an engine was to need at most, weights included; and on a GPU the most that torch
+    held since it was built, what recorded steps keep for themselves included."""
     device = watch.runner.device
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    peak = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
     return {"planned_bytes": watch.planned_bytes, "peak_bytes": peak}
 
 
@@ -95,12 +96,17 @@ def build_engine(
     if load.context > most:
         raise DoesNotFit(f"needs {load.context} tokens of context, the model has {most}")
     config = engine_config(model.config, load, dtype)
-    found = capacity(model.config, config, 0)
     device = model.decoder.norm.weight.device
+    on_gpu = device.type == "cuda"
+    found = capacity(model.config, config, 0, on_gpu=on_gpu)
     held = sum(p.numel() * p.element_size() for p in model.parameters())
-    needed = planned_bytes(model.config, config, found, rows or config.token_budget)
-    if device.type == "cuda":
-        needed += graphs(model.config, config.max_running, 0)
+    needed = planned_bytes(
+        model.config,
+        config,
+        found,
+        rows or config.token_budget,
+        on_gpu=on_gpu,
+    )
     # torch keeps what earlier cells gave back; it can be had as well.
     kept = 0
     if device.type == "cuda":

@@ -11,10 +11,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from suzuri.kernels.gpu_support import gpu_support
 from suzuri.model.sizes import MAX_CONCURRENCY
 from suzuri.model.sizes_state import PAGE_SIZE
 from suzuri.tools.plan.changes import Change
 from suzuri.tools.plan.floors import Floor
+from suzuri.tools.plan.hardware import Gpu
 from suzuri.tools.plan.verdict import GIB, GROUPS, Plan, amount, gib
 
 STYLES = {"weights": "blue", "state": "green", "workspace": "yellow", "reserve": "magenta"}
@@ -345,21 +347,23 @@ def _changes(changes: list[Change], width: int) -> RenderableType:
     )
 
 
+def _today(gpu: Gpu) -> str:
+    """What Suzuri has for such a GPU now."""
+    if gpu.capability == "cpu":
+        return "runs on the CPU's kernels"
+    if gpu.capability[0].isdigit():
+        return gpu_support(f"sm_{gpu.capability.replace('.', '')}").reason
+    if gpu.capability.startswith("gfx"):
+        return gpu_support(gpu.capability).reason
+    return "planned by arithmetic alone"
+
+
 def notes_of(plan: Plan, stored_nvfp4: bool, random_weights: bool = False) -> list[str]:
     """What must be said beside the numbers."""
     request = plan.request
     gpu, family = request.gpu, request.family
-    today = (
-        "runs on the CPU references today"
-        if family.platform == "cpu"
-        else (
-            "planned by arithmetic alone"
-            if family.platform in ("rocm", "metal")
-            else "planned by arithmetic; Suzuri's GPU kernels are not written yet"
-        )
-    )
     notes = [
-        f"the verdict is about memory, the floors about speed at best; {gpu.name}: {today}",
+        f"the verdict is about memory, the floors about speed at best; {gpu.name}: {_today(gpu)}",
         f"{gpu.name}: {family.name}; {gpu.source}",
     ]
     if request.nvfp4:
@@ -378,6 +382,8 @@ def notes_of(plan: Plan, stored_nvfp4: bool, random_weights: bool = False) -> li
         notes.append("planned as the releases quantise: routed experts of sparse layers from 3 on")
     if stored_nvfp4 and not request.nvfp4:
         notes.append("the checkpoint is nvfp4; planned as dequantised to bf16")
+    if request.tp > 1:
+        notes.append("one copy over several GPUs is arithmetic: the engine runs on one GPU so far")
     if request.tp > gpu.link.joined:
         notes.append(
             f"tp {request.tp} goes beyond the {gpu.link.joined} GPUs that are linked directly: the "
