@@ -27,9 +27,10 @@ TILES = (
     Tile(128, 256, 64, 8, 3),
     Tile(16, 64, 128, 4, 4, True, True),
     Tile(64, 128, 64, 4, 4, False, True),
+    Tile(128, 128, 64, 4, 3, False, True),
     Tile(128, 256, 64, 8, 4, False, True),
 )
-COUNTS = (3, 0, 70, 1, 16, 17, 0, 0, 129, 64, 0)
+COUNTS = (3, 0, 70, 1, 16, 17, 0, 0, 129, 64, 0, 192, 193)
 
 
 def run(arguments: Arguments, **options: Any) -> torch.Tensor:
@@ -72,6 +73,26 @@ def test_tiles_that_straddle_experts_and_are_empty():
         actual = run(arguments, tile=tile)
         magnitude = torch.full_like(expected, 8.0).double()
         assert_close(actual, expected.double(), ulps=1, noise=2.0**-22, magnitude=magnitude)
+
+
+@in_interpreter
+def test_last_tiles_of_half_the_rows(monkeypatch: pytest.MonkeyPatch):
+    arguments: Arguments = cases.build("tiny", torch.float32, generator(3))
+    tile = Tile(8, 32, 16, 4, 2, False, True)
+    whole = run(arguments, tile=tile)
+    monkeypatch.setattr(kernel, "HALVED", 8)
+    high: list[int] = []
+    begin = kernel.described
+
+    def seen(x: torch.Tensor, rows: int, columns: int) -> Any:
+        high.append(rows)
+        return begin(x, rows, columns)
+
+    monkeypatch.setattr(kernel, "described", seen)
+    left = arguments["offsets_E1"].diff() % 8
+    assert ((left > 0) & (left <= 4)).any() and (left > 4).any()
+    assert_same_bits(run(arguments, tile=tile), whole)
+    assert 4 in high
 
 
 def hostile(counts: tuple[int, ...], f: int, k: int, dtype: torch.dtype, seed: int) -> Arguments:

@@ -34,6 +34,10 @@ from suzuri.kernels.matmul.kernel import (
 )
 from suzuri.kernels.triton_math import silu
 
+HALVED, HALVED_BELOW = 128, 640
+"""Rows of tiles of which an expert's last may be half as high, and the mean rows of an expert below
+which it is: where the last tile is one of few (docs/measurements/serving-h200.md)."""
+
 
 @triton.jit
 def _owner(offsets, tile, E: tl.constexpr, E_PADDED: tl.constexpr, BM: tl.constexpr):
@@ -159,6 +163,7 @@ def _store(
 @triton.jit(do_not_specialize=["M"])
 def _grouped_gemm(
     x,
+    x_half,
     w,
     y,
     offsets,
@@ -177,9 +182,11 @@ def _grouped_gemm(
     SWAPPED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
     SLOTS: tl.constexpr,
+    HALVES: tl.constexpr,
     SWIGLU: tl.constexpr,
     GROUP: tl.constexpr,
 ):
+    """With HALVES an expert's last tile is one of BM / 2 rows (x_half's) where it has no more."""
     program = tl.program_id(0)
     expert, row, end, tile_n = _place(offsets, program, M, tl.cdiv(N, BN), E, E_PADDED, BM, GROUP)
     if expert < E:
@@ -209,8 +216,17 @@ def _grouped_gemm(
                 DESCRIPTORS,
                 SLOTS,
             )
+            _store(y, acc, row, end, tile_n, N, BM, BN, SWAPPED, SWIGLU)
         elif DESCRIPTORS:
+            if HALVES:  # noqa: SIM102 (known when it is compiled; the other is not)
+                if end - row <= BM // 2:
+                    acc = accumulators_by_descriptor(
+                        x_half, w, row.to(tl.int32), w_row, K, BM // 2, BN, BK, SWAPPED
+                    )
+                    _store(y, acc, row, end, tile_n, N, BM // 2, BN, SWAPPED, SWIGLU)
+                    return
             acc = accumulators_by_descriptor(x, w, row.to(tl.int32), w_row, K, BM, BN, BK, SWAPPED)
+            _store(y, acc, row, end, tile_n, N, BM, BN, SWAPPED, SWIGLU)
         else:
             acc = accumulators(
                 x + row * x_stride,
@@ -225,7 +241,7 @@ def _grouped_gemm(
                 BK,
                 SWAPPED,
             )
-        _store(y, acc, row, end, tile_n, N, BM, BN, SWAPPED, SWIGLU)
+            _store(y, acc, row, end, tile_n, N, BM, BN, SWAPPED, SWIGLU)
     elif row < end:
         if SWAPPED:
             nothing = tl.zeros((BN, BM), dtype=tl.float32)
@@ -320,8 +336,11 @@ def grouped_gemm(
         programs = min(programs, num_multiprocessors(x_MK.device))
         _persistent[(programs,)](x, w, y_MF, offsets_E1, m, f, programs, **shape)
         return y_MF
+    halves = tile.rows == HALVED and describes_w and order_M is None and not tile.swapped
+    halves = halves and m < HALVED_BELOW * experts
     _grouped_gemm[(programs,)](
         x,
+        described(x_MK, tile.rows // 2, tile.depth) if halves else x,
         w,
         y_MF,
         offsets_E1,
@@ -334,6 +353,7 @@ def grouped_gemm(
         SWAPPED=tile.swapped,
         DESCRIPTORS=describes_w,
         SLOTS=0 if order_M is None else num_slots,
+        HALVES=halves,
         **shape,
     )
     return y_MF
