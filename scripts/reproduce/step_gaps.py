@@ -9,7 +9,6 @@ without one per step, the longest such gaps and what stands on both sides of the
 step without the profiler. The plot shows some steps, a bar where the GPU works.
 """
 
-import argparse
 import dataclasses
 import gc
 import itertools
@@ -20,18 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from step_profile import ready
+from step_profile import arguments, bench_of, ready
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, profile
 
-from suzuri.model.locate import locate
-from suzuri.tools.bench.card import card_for
-from suzuri.tools.bench.cells import Cell, cell_named
-from suzuri.tools.bench.floors import StepFloors
+from suzuri.tools.bench.cells import Cell
 from suzuri.tools.bench.measure import Bench
-from suzuri.tools.bench.record import gpu_name, header, write
-from suzuri.tools.bench.shapes import decoder_only
-from suzuri.tools.bench.weights import draw_model
+from suzuri.tools.bench.record import header, write
 
 STEPS = {"decode": 24, "prefill": 3}
 SHOWN_STEPS, LONGEST = 4, 12
@@ -123,29 +117,11 @@ def draw(rows: Many[tuple[str, list[Span], float]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("model")
-    parser.add_argument("cells", nargs="+", type=cell_named)
-    parser.add_argument("--out", type=Path)
+    parser = arguments("step_gaps", "How long the GPU stands still between steps")
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
-    device = torch.device("cuda")
-    shape = decoder_only(locate(options.model).config)
-    card = card_for(None, gpu_name(device))
-    if card is None or any(cell.kind not in STEPS for cell in options.cells):
-        raise SystemExit("step_gaps: needs a GPU that suzuri plan knows, and decode or prefill")
-    bench = Bench(
-        model=draw_model(shape, dtype=torch.bfloat16, device=device, seed=0),
-        floors=StepFloors(shape, card),
-        dtype="bfloat16",
-        repeats=1,
-        steps=1,
-        requests=1,
-        token_budget=8192,
-        seed=0,
-        tick=lambda _: None,
-    )
-    document = header("step gaps", device, {"model": options.model}) | {"cells": []}
+    bench = bench_of(options, parser)
+    document = header("step gaps", bench.device, {"model": options.model}) | {"cells": []}
     rows: list[tuple[str, list[Span], float]] = []
     for cell in options.cells:
         for overlap in (True, False) if cell.kind == "decode" else (True,):

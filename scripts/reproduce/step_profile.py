@@ -98,18 +98,23 @@ def look(bench: Bench, cell: Cell) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def arguments(script: str, description: str) -> argparse.ArgumentParser:
+    """A model, cells, and where results go."""
+    parser = argparse.ArgumentParser(prog=script, description=description)
     parser.add_argument("model")
     parser.add_argument("cells", nargs="+", type=cell_named)
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    return parser
+
+
+def bench_of(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Bench:
+    """The model, with random weights on the GPU."""
     device = torch.device("cuda")
     shape = decoder_only(locate(options.model).config)
     card = card_for(None, gpu_name(device))
     if card is None or any(cell.kind not in STEPS for cell in options.cells):
-        raise SystemExit("step_profile: needs a GPU that suzuri plan knows, and decode or prefill")
-    bench = Bench(
+        parser.error("needs a GPU that suzuri plan knows, and decode or prefill")
+    return Bench(
         model=draw_model(shape, dtype=torch.bfloat16, device=device, seed=0),
         floors=StepFloors(shape, card),
         dtype="bfloat16",
@@ -120,7 +125,13 @@ def main() -> None:
         seed=0,
         tick=lambda _: None,
     )
-    document = header("step profile", device, {"model": options.model}) | {"cells": []}
+
+
+def main() -> None:
+    parser = arguments("step_profile", "What a step of the engine is made of on a GPU")
+    options = parser.parse_args()
+    bench = bench_of(options, parser)
+    document = header("step profile", bench.device, {"model": options.model}) | {"cells": []}
     for cell in options.cells:
         gc.collect()
         torch.cuda.empty_cache()

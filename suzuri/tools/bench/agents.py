@@ -18,7 +18,7 @@ from suzuri.engine.engine import Engine
 from suzuri.tools.bench.cells import AGENT_TOKENS, Cell
 from suzuri.tools.bench.measure import Bench, params
 from suzuri.tools.bench.state import DoesNotFit, Load, build_engine, fill_caches
-from suzuri.tools.bench.trace import PRICED_STEPS, Seen, percentiles
+from suzuri.tools.bench.trace import Seen, over_time
 from suzuri.tools.bench.watch import Watch, synchronise
 
 TURNS = 3
@@ -104,13 +104,9 @@ def measure_agents(bench: Bench, cell: Cell) -> dict[str, Any]:
     assert len(turns) == TURNS * len(agents), "turns are missing"
     first = [turn.tokens[0] - turn.at for turn in turns]
     gaps = [b - a for turn in turns for a, b in itertools.pairwise(turn.tokens)]
-    gpu = [ms for step in watch.steps if (ms := step.gpu_ms) is not None]
-    priced = [step for step in watch.steps if step.spans][:PRICED_STEPS]
-    between = statistics.median(gaps)
     prompts, cached = sum(turn.prompt for turn in turns), sum(turn.cached for turn in turns)
     answers = sum(len(turn.tokens) for turn in turns)
     return {
-        "ms": 1e3 * between,
         "seconds": seconds,
         "requests": len(turns),
         "median_prompt": statistics.median(turn.prompt for turn in turns),
@@ -121,18 +117,9 @@ def measure_agents(bench: Bench, cell: Cell) -> dict[str, Any]:
         "hit_rate": cached / sum(turn.shared for turn in turns),
         "hit_of_prompt": cached / prompts,
         "preemptions": engine.scheduler.counters.preemptions - preemptions,
-        "steps": len(watch.steps),
         "tokens_per_s": answers / seconds,
         "new_tokens_per_s": (prompts - cached + answers) / seconds,
-        "tokens_per_s_per_user": 1.0 / between,
-        "first_token_ms": percentiles(first),
-        "between_tokens_ms": percentiles(gaps),
-        "gpu_ms": statistics.median(gpu) if gpu else None,
-        "launch_ms": statistics.median(step.launch_ms for step in watch.steps),
-        "floor_s": sum(bench.floors.step(step.spans).ms for step in priced) / 1e3,
-        "floor_steps": len(priced),
-        "engine": dataclasses.asdict(engine.config),
-    }
+    } | over_time(bench, engine, watch, first, gaps)
 
 
 def _leave_histories(bench: Bench, engine: Engine, watch: Watch, agents: list[Agent]) -> None:

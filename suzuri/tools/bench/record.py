@@ -6,8 +6,9 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -28,11 +29,37 @@ def header(what: str, device: torch.device, config: dict[str, Any]) -> dict[str,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "suzuri": __version__,
         "commit": commit(),
-        "command": shlex.join(["suzuri", *sys.argv[1:]]),
-        "config": config,
+        "command": command(sys.argv),
+        "config": {name: without_folder(value) for name, value in config.items()},
         "hardware": hardware(device),
         "fingerprint": fingerprint(device),
     }
+
+
+def command(words: Sequence[str]) -> str:
+    """How the run was called: `suzuri ...`, or `python` and the script; of files elsewhere their
+    names alone, because where they lay says nothing to others."""
+    program = Path(words[0])
+    is_suzuri = program.name in ("suzuri", "__main__.py", "-m")
+    begun = ["suzuri"] if is_suzuri else ["python", _in_project(program)]
+    return shlex.join([*begun, *(str(without_folder(word)) for word in words[1:])])
+
+
+def without_folder(value: object) -> object:
+    """The name of a path that is absolute, in a word like --out=/some/file too; else the value."""
+    if isinstance(value, list | tuple):
+        return [without_folder(one) for one in cast(Sequence[object], value)]
+    if isinstance(value, Path):
+        return value.name if value.is_absolute() else str(value)
+    if not isinstance(value, str):
+        return value
+    flag, sign, path = value.rpartition("=")
+    return f"{flag}{sign}{Path(path).name}" if path.startswith("/") else value
+
+
+def _in_project(program: Path) -> str:
+    full = program.resolve()
+    return str(full.relative_to(ROOT)) if full.is_relative_to(ROOT) else program.name
 
 
 def commit(folder: Path = ROOT) -> str:

@@ -13,10 +13,11 @@ import statistics
 import time
 from typing import Any
 
+from suzuri.engine.engine import Engine
 from suzuri.tools.bench.cells import Cell
 from suzuri.tools.bench.measure import Bench, params
-from suzuri.tools.bench.state import Load, build_engine
-from suzuri.tools.bench.watch import synchronise
+from suzuri.tools.bench.state import Load, build_engine, memory
+from suzuri.tools.bench.watch import Watch, synchronise
 
 PROMPTS, ANSWERS = (64, 8192), (8, 256)
 SHARED_TEXTS, SHARE = 4, 0.3
@@ -114,28 +115,38 @@ def measure_trace(bench: Bench, cell: Cell) -> dict[str, Any]:
     assert sum(len(one.tokens) for one in seen.values()) == lengths[1], "tokens are missing"
     first = [one.tokens[0] - one.at for one in seen.values()]
     gaps = [b - a for one in seen.values() for a, b in itertools.pairwise(one.tokens)]
-    gpu = [ms for step in watch.steps if (ms := step.gpu_ms) is not None]
-    priced = [step for step in watch.steps if step.spans][:PRICED_STEPS]
-    between = statistics.median(gaps)
     return {
-        "ms": 1e3 * between,
         "seconds": seconds,
         "requests": len(trace),
         "prompt_tokens": lengths[0],
         "answer_tokens": lengths[1],
         "cached_tokens": counters.cached_tokens - before.cached_tokens,
         "preemptions": counters.preemptions - before.preemptions,
-        "steps": len(watch.steps),
         "tokens_per_s": lengths[1] / seconds,
         "all_tokens_per_s": sum(lengths) / seconds,
+    } | over_time(bench, engine, watch, first, gaps)
+
+
+def over_time(
+    bench: Bench, engine: Engine, watch: Watch, first: list[float], gaps: list[float]
+) -> dict[str, Any]:
+    """What requests that came one after another saw, the seconds to their first tokens and between
+    further ones, and what the steps took for it."""
+    gpu = [ms for step in watch.steps if (ms := step.gpu_ms) is not None]
+    priced = [step for step in watch.steps if step.spans][:PRICED_STEPS]
+    between = statistics.median(gaps)
+    return {
+        "ms": 1e3 * between,
+        "steps": len(watch.steps),
         "tokens_per_s_per_user": 1.0 / between,
         "first_token_ms": percentiles(first),
         "between_tokens_ms": percentiles(gaps),
         "gpu_ms": statistics.median(gpu) if gpu else None,
         "launch_ms": statistics.median(step.launch_ms for step in watch.steps),
-        # Of the whole trace: every step at its own floor, one after another.
+        # Of all of it: every step at its own floor, one after another.
         "floor_s": sum(bench.floors.step(step.spans).ms for step in priced) / 1e3,
         "floor_steps": len(priced),
+        "memory": memory(watch),
         "engine": dataclasses.asdict(engine.config),
     }
 
