@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from suzuri.engine.compile_server import NoDriver
 from suzuri.kernels.attention_prologue import Scaling, Sequences, State
 from suzuri.kernels.attention_prologue import kernel as prologue
 from suzuri.kernels.draw_tokens import kernel as draw
@@ -45,24 +46,11 @@ TARGETS = {
 }
 
 
-class _NoDriver:
-    """What Triton asks of a driver to compile for a GPU that is not there."""
-
-    def __init__(self, target: GPUTarget) -> None:
-        self._target = target
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
+class _Absent(NoDriver):
+    """A GPU that is not there, one of several: Triton keeps what it compiled by their numbers."""
 
     def get_current_device(self) -> int:
-        # Triton keeps what it compiled by the number of the device.
-        return [*TARGETS.values()].index(self._target)
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return device
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
+        return [*TARGETS.values()].index(self.get_current_target())
 
 
 @contextlib.contextmanager
@@ -79,7 +67,7 @@ def compiling(target: GPUTarget) -> Generator[dict[str, Any]]:
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
-    stand_in: Any = _NoDriver(target)
+    stand_in: Any = _Absent(target)
     driver.set_active(stand_in)
     JITFunction.run = compiled
     try:

@@ -124,57 +124,28 @@ def step_batch(
     fields: Tensor, size: Size, page_size: int, tables: Tables, layers: tuple[LayerCache, ...]
 ) -> Batch:
     """The batch of a step whose fields [size.num_fields] int64 are on the device."""
-    make = _decode_batch if size.is_decode else _packed_batch
-    return make(fields, size, page_size, tables, layers)
-
-
-def _decode_batch(
-    fields: Tensor, size: Size, page_size: int, tables: Tables, layers: tuple[LayerCache, ...]
-) -> Batch:
-    ids_N, positions_N, slots_N = fields[: 3 * size.rows].view(3, size.rows)
-    block_N1, offset_N = (positions_N // page_size)[:, None], positions_N % page_size
-    global_SM, local_SM = (table[slots_N, : size.blocks] for table in tables[:2])
-
-    def page_slots(table_SM: Tensor) -> Tensor:
-        return table_SM.gather(1, block_N1)[:, 0] * page_size + offset_N
-
-    starts_S1 = torch.arange(size.rows + 1, device=fields.device)
-    return Batch(
-        token_ids_N=torch.where(ids_N == FROM_DEVICE, tables.newest_L[slots_N], ids_N),
-        positions_N=positions_N,
-        seq_ids_N=starts_S1[:-1],
-        seq_starts_S1=starts_S1,
-        single_rows=True,
-        num_rows_1=fields[size.count_at :],
-        cache=CacheView(
-            layers=layers,
-            global_pages_SM=global_SM,
-            local_pages_SM=local_SM,
-            global_slots_N=page_slots(global_SM),
-            local_slots_N=page_slots(local_SM),
-            conv_slots_S=slots_N,
-        ),
-    )
-
-
-def _packed_batch(
-    fields: Tensor, size: Size, page_size: int, tables: Tables, layers: tuple[LayerCache, ...]
-) -> Batch:
-    ids_N, positions_N, seq_ids_N, slots_S, starts_S1 = (fields[part] for part in size.parts)
+    if size.is_decode:
+        ids_N, positions_N, slots_S = fields[: 3 * size.rows].view(3, size.rows)
+        starts_S1 = torch.arange(size.rows + 1, device=fields.device)
+        seq_ids_N, slots_N = starts_S1[:-1], slots_S
+    else:
+        ids_N, positions_N, seq_ids_N, slots_S, starts_S1 = (fields[part] for part in size.parts)
+        slots_N = slots_S[seq_ids_N]
     block_N, offset_N = positions_N // page_size, positions_N % page_size
     global_SM, local_SM = (table[slots_S, : size.blocks] for table in tables[:2])
-    slots_N = slots_S[seq_ids_N]
-    is_padding_N = slots_N == NO_SLOT
 
     def page_slots(table_SM: Tensor) -> Tensor:
+        if size.is_decode:  # padding has pages: page 0
+            return table_SM.gather(1, block_N[:, None])[:, 0] * page_size + offset_N
         found_N = table_SM[seq_ids_N, block_N] * page_size + offset_N
-        return found_N.masked_fill(is_padding_N, NOWHERE)
+        return found_N.masked_fill(slots_N == NO_SLOT, NOWHERE)
 
     return Batch(
         token_ids_N=torch.where(ids_N == FROM_DEVICE, tables.newest_L[slots_N], ids_N),
         positions_N=positions_N,
         seq_ids_N=seq_ids_N,
         seq_starts_S1=starts_S1,
+        single_rows=size.is_decode,
         num_rows_1=fields[size.count_at :],
         cache=CacheView(
             layers=layers,

@@ -15,7 +15,7 @@ from torch import Tensor
 from suzuri.kernels.draw_tokens.draws import Draws
 from suzuri.kernels.draw_tokens.slices import CHUNK, slices
 from suzuri.kernels.matmul import kernel as matmul
-from suzuri.kernels.sample_tokens.kernel import NO_ID, first_best, gumbel
+from suzuri.kernels.sample_tokens.kernel import NO_ID, first_best, gumbel, words
 from suzuri.kernels.triton_math import EMPTY_MAX, chunk_stats, fold_chunk
 
 
@@ -69,16 +69,7 @@ def _chunks(
     if NOISY:
         divisor = tl.load(temperature + row)
         if divisor > 0:
-            block = (chunk * (NUM // 4) + tl.arange(0, NUM // 4)).to(tl.uint32)
-            zero = block * 0
-            a, b, c, d = tl.philox(
-                tl.load(seeds + row),
-                zero + tl.load(positions + row).to(tl.uint32),
-                block,
-                zero + purpose.to(tl.uint32),
-                zero + tl.load(samples + row).to(tl.uint32),
-            )
-            word = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))  # a0 b0 c0 d0 a1 ..
+            word = words(seeds, positions, samples, row, chunk, purpose, NUM)
             tempered = tl.div_rn(x, divisor)
             score = tempered + gumbel(word)
     value, first = first_best(score, ids)

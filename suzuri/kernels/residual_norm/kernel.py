@@ -32,7 +32,6 @@ def _mixed(
     weight,
     state,
     row,
-    index,
     position,
     slot,
     own,
@@ -48,7 +47,6 @@ def _mixed(
     TAPS: tl.constexpr,
     RING: tl.constexpr,
     PACKED: tl.constexpr,
-    IS_SINGLE: tl.constexpr,
 ):
     """The stream's new row [C] in fp32, rounded to its dtype."""
     stream = tl.load(h + row * h_row + column, mask=column < WIDTH, other=0.0)
@@ -57,7 +55,7 @@ def _mixed(
         weight,
         state,
         row,
-        index,
+        row * 0,
         position,
         slot,
         own,
@@ -72,7 +70,7 @@ def _mixed(
         TAPS,
         RING,
         PACKED,
-        IS_SINGLE,
+        True,
     )
     total = total.to(own.dtype).to(tl.float32)
     return (stream.to(tl.float32) + total).to(stream.dtype).to(tl.float32)
@@ -150,7 +148,6 @@ def _single_kernel(
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + row)
     slot = tl.load(slots + row)
-    index = row * 0
     column = tl.arange(0, FIRST)
     factor = tl.load(norm + column * norm_stride, mask=column < WIDTH, other=0.0)
     own = _own(y, inverse, weights, row, column, y_row, WIDTH, SLOTS)
@@ -160,7 +157,6 @@ def _single_kernel(
         weight,
         state,
         row,
-        index,
         position,
         slot,
         own,
@@ -176,7 +172,6 @@ def _single_kernel(
         TAPS,
         RING,
         PACKED,
-        True,
     )
     if SECOND > 0:
         later = FIRST + tl.arange(0, SECOND)
@@ -188,7 +183,6 @@ def _single_kernel(
             weight,
             state,
             row,
-            index,
             position,
             slot,
             second_own,
@@ -204,7 +198,6 @@ def _single_kernel(
             TAPS,
             RING,
             PACKED,
-            True,
         )
     # Everything is read before anything is overwritten.
     tl.debug_barrier()

@@ -25,6 +25,21 @@ def gumbel(word):
 
 
 @triton.jit
+def words(seeds, positions, samples, row, part, purpose, NUM: tl.constexpr):
+    """The random words of a row's ids part * NUM .. (part + 1) * NUM - 1; four share a block."""
+    block = (part * (NUM // 4) + tl.arange(0, NUM // 4)).to(tl.uint32)
+    zero = block * 0
+    a, b, c, d = tl.philox(
+        tl.load(seeds + row),
+        zero + tl.load(positions + row).to(tl.uint32),
+        block,
+        zero + purpose.to(tl.uint32),
+        zero + tl.load(samples + row).to(tl.uint32),
+    )
+    return tl.interleave(tl.interleave(a, c), tl.interleave(b, d))  # a0 b0 c0 d0 a1 ..
+
+
+@triton.jit
 def first_best(score, ids):
     """(largest score, lowest of `ids` that has it); (NaN, any) if there is a NaN."""
     is_nan = score != score  # noqa: PLR0124
@@ -56,16 +71,7 @@ def _parts_kernel(
     score = tl.load(at, mask=ids < vocabulary, other=float("-inf")).to(tl.float32)
     divisor = tl.load(temperature + row)
     if divisor > 0:
-        block = (part * (NUM // 4) + tl.arange(0, NUM // 4)).to(tl.uint32)
-        zero = block * 0
-        a, b, c, d = tl.philox(
-            tl.load(seeds + row),
-            zero + tl.load(positions + row).to(tl.uint32),
-            block,
-            zero + purpose.to(tl.uint32),
-            zero + tl.load(samples + row).to(tl.uint32),
-        )
-        word = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))  # a0 b0 c0 d0 a1 ..
+        word = words(seeds, positions, samples, row, part, purpose, NUM)
         score = tl.div_rn(score, divisor) + gumbel(word)
     value, first = first_best(score, ids)
     place = row * tl.num_programs(1) + part
