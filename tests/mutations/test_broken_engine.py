@@ -119,8 +119,8 @@ def copies_carried_out_after_the_step(patch: Patch) -> None:
 
 
 def conv_ring_too_short_by_one(patch: Patch) -> None:
-    def short(usual: Any, *args: Any) -> Any:
-        found = usual(*args)
+    def short(usual: Any, *args: Any, **words: Any) -> Any:
+        found = usual(*args, **words)
         return dataclasses.replace(found, ring=found.ring - 1)
 
     wrap(patch, engine_file, "capacity", short)
