@@ -104,7 +104,8 @@ class Engine:
     ) -> None:
         self.config, self.model, self.vocabulary = config, model, vocabulary
         self._token_bytes = token_bytes
-        on_gpu = model.decoder.norm.weight.device.type == "cuda"
+        # A runner that is given brings pools, and records what it records.
+        on_gpu = runner is None and model.decoder.norm.weight.device.type == "cuda"
         self.capacity: Capacity = capacity(model.config, config, memory_bytes, on_gpu=on_gpu)
         self.runner = runner or Runner(model, config, self.capacity)
         text = model.config.text

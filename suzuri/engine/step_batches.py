@@ -127,18 +127,19 @@ def step_batch(
     if size.is_decode:
         ids_N, positions_N, slots_S = fields[: 3 * size.rows].view(3, size.rows)
         starts_S1 = torch.arange(size.rows + 1, device=fields.device)
-        seq_ids_N, slots_N = starts_S1[:-1], slots_S
+        seq_ids_N, slots_N, is_padding_N = starts_S1[:-1], slots_S, None
     else:
         ids_N, positions_N, seq_ids_N, slots_S, starts_S1 = (fields[part] for part in size.parts)
         slots_N = slots_S[seq_ids_N]
+        is_padding_N = slots_N == NO_SLOT
     block_N, offset_N = positions_N // page_size, positions_N % page_size
     global_SM, local_SM = (table[slots_S, : size.blocks] for table in tables[:2])
 
     def page_slots(table_SM: Tensor) -> Tensor:
-        if size.is_decode:  # padding has pages: page 0
+        if is_padding_N is None:  # that of decode steps has pages: page 0
             return table_SM.gather(1, block_N[:, None])[:, 0] * page_size + offset_N
         found_N = table_SM[seq_ids_N, block_N] * page_size + offset_N
-        return found_N.masked_fill(slots_N == NO_SLOT, NOWHERE)
+        return found_N.masked_fill(is_padding_N, NOWHERE)
 
     return Batch(
         token_ids_N=torch.where(ids_N == FROM_DEVICE, tables.newest_L[slots_N], ids_N),
