@@ -17,7 +17,7 @@ from typing import Any
 from suzuri.engine.engine import Engine
 from suzuri.tools.bench.cells import AGENT_TOKENS, Cell
 from suzuri.tools.bench.measure import Bench, params
-from suzuri.tools.bench.state import DoesNotFit, Load, build_engine, fill_caches
+from suzuri.tools.bench.state import DoesNotFit, Load, build_engine, fill_caches, prepare
 from suzuri.tools.bench.trace import Seen, over_time
 from suzuri.tools.bench.watch import Watch, synchronise
 
@@ -95,6 +95,7 @@ def measure_agents(bench: Bench, cell: Cell) -> dict[str, Any]:
         raise DoesNotFit(f"{length} tokens are no prompt")
     engine, watch = build_engine(bench.model, load, bench.dtype)
     bench.tick("leaving histories")
+    prepare(engine, watch)
     _leave_histories(bench, engine, watch, agents)
     watch.steps.clear()
     preemptions = engine.scheduler.counters.preemptions

@@ -22,6 +22,8 @@ from suzuri.tools.bench.state import Load, build_engine, fill_caches, memory
 from suzuri.tools.bench.watch import ExpertLoads, Watch, counted_experts, synchronise
 
 WARM_STEPS = 6
+WARM_PASSES = 3
+"""Over prompts: counted, not recorded yet, recorded."""
 SPREAD_AS_EXPECTED = 0.9
 """Share of the expected different experts below which a floor counts those that were used."""
 Tick = Callable[[str], None]
@@ -112,7 +114,7 @@ def measure_prefill(bench: Bench, cell: Cell) -> dict[str, Any]:
     engine, watch = build_engine(bench.model, load, bench.dtype)
     prompts = [
         [bench.prompt(cell.length, 2, turn, i) for i in range(cell.batch)]
-        for turn in range(bench.repeats + 2)
+        for turn in range(bench.repeats + WARM_PASSES)
     ]
 
     def run(turn: int) -> float:
@@ -126,14 +128,15 @@ def measure_prefill(bench: Bench, cell: Cell) -> dict[str, Any]:
     bench.tick("warming up")
     with counted_experts(bench.model, watch) as loads:
         run(0)
-    run(1)
+    for turn in range(1, WARM_PASSES):
+        run(turn)
     times: list[float] = []
     gpu: list[float] = []
     watch.steps.clear()
     for i in range(bench.repeats):
         bench.tick(f"{i + 1} of {bench.repeats}")
         begun = len(watch.steps)
-        times.append(run(i + 2))
+        times.append(run(i + WARM_PASSES))
         gpu.append(sum(step.gpu_ms or 0.0 for step in watch.steps[begun:]))
     cached = engine.scheduler.counters.cached_tokens
     assert not cached, f"{cached} prompt tokens came from the prefix cache"

@@ -8,7 +8,7 @@ import torch
 from suzuri.engine.capacity import Capacity, capacity, engine_sizes, state_bytes
 from suzuri.engine.config import EngineConfig
 from suzuri.engine.engine import Engine
-from suzuri.engine.load import free_memory
+from suzuri.engine.load import free_memory, prepare_engine
 from suzuri.engine.runner import Runner
 from suzuri.model.config import ModelConfig
 from suzuri.model.inkling import Inkling
@@ -126,6 +126,14 @@ def build_engine(
         runner=cast(Any, watch),
     )
     return engine, watch
+
+
+def prepare(engine: Engine, watch: Watch) -> None:
+    """What a server does before its first request: kernels compiled, steps recorded (on a GPU)."""
+    engine.runner = watch.runner
+    prepare_engine(engine)
+    engine.runner = cast(Any, watch)
+    watch.steps.clear()
 
 
 def fill_caches(watch: Watch, seed: int) -> None:

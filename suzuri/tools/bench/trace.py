@@ -16,7 +16,7 @@ from typing import Any
 from suzuri.engine.engine import Engine
 from suzuri.tools.bench.cells import Cell
 from suzuri.tools.bench.measure import Bench, params
-from suzuri.tools.bench.state import Load, build_engine, memory
+from suzuri.tools.bench.state import Load, build_engine, memory, prepare
 from suzuri.tools.bench.watch import Watch, synchronise
 
 PROMPTS, ANSWERS = (64, 8192), (8, 256)
@@ -103,6 +103,7 @@ def measure_trace(bench: Bench, cell: Cell) -> dict[str, Any]:
         return time.perf_counter() - start
 
     bench.tick("warming up")
+    prepare(engine, watch)
     run(warm, "warm")
     seen.clear()
     watch.steps.clear()
