@@ -22,6 +22,10 @@ RESULTS = ROOT / "benchmarks/results"
             "suzuri bench --out c.json",
         ),
         (["suzuri", "bench", "--out=/a/b/c.json", "a b"], "suzuri bench --out=c.json 'a b'"),
+        (
+            ["suzuri", "bench", "/a/b=1/c.json", "--out=/a/b=1/d.json"],
+            "suzuri bench c.json --out=d.json",
+        ),
         (["scripts/reproduce/head.py", "--out", "runs/x.json"], None),
         ([f"{ROOT}/scripts/reproduce/head.py", "--out", "runs/x.json"], None),
         (["/elsewhere/mine.py", "/data/model"], "python mine.py model"),

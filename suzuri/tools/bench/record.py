@@ -53,8 +53,10 @@ def without_folder(value: object) -> object:
         return value.name if value.is_absolute() else str(value)
     if not isinstance(value, str):
         return value
-    flag, sign, path = value.rpartition("=")
-    return f"{flag}{sign}{Path(path).name}" if path.startswith("/") else value
+    if value.startswith("/"):
+        return Path(value).name
+    flag, sign, path = value.partition("=/")
+    return f"{flag}={Path(path).name}" if sign else value
 
 
 def _in_project(program: Path) -> str:
