@@ -36,7 +36,8 @@ def newest(found: dict[str, Document]) -> dict[str, Document]:
     for name, document in sorted(found.items(), key=lambda item: item[1]["date"], reverse=True):
         rows = [row for row in document["cells"] if (row["model"], row["cell"]) not in seen]
         seen |= {(row["model"], row["cell"]) for row in rows}
-        left[name] = document | {"cells": rows}
+        if rows:
+            left[name] = document | {"cells": rows}
     return left
 
 

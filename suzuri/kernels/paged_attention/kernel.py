@@ -38,8 +38,8 @@ PROGRAMS, LEAST_PROGRAMS = 4096, 128
 FEW_CHUNKS = 512
 """Up to so many chunks of all sequences and KV heads SMs have little to do: load keys ahead."""
 FEW_TILES = 88
-"""Up to so many tiles of rows leave most SMs idle: their keys are split, though a split tile takes
-2.3 times as long (docs/measurements/serving-h200.md)."""
+"""Up to so many tiles of rows leave most SMs idle: their keys are split, though that takes up to
+2.6 times as long once all SMs have work (benchmarks/results/split-or-rows.json)."""
 MOST_CHUNKS = 32
 """Chunks that a program walks at most, so that one long sequence is spread widely."""
 WORKSPACE = 1 << 29
