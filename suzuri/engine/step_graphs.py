@@ -193,7 +193,7 @@ class StepGraphs:
             return None
         fields, step = self._fields[: size.num_fields], self._recorded.get(size)
         if step is None:
-            self._make_room(forward, size)
+            self._make_room(forward, size)  # which may use the fields
         upload_into(fields, step_fields(works, size))
         if step is None:
             rows = forward(fields, size)
@@ -211,9 +211,9 @@ class StepGraphs:
         sequence changes."""
         if size in self._recorded:
             return True
-        self._make_room(forward, size)
         if size in self._refused:
             return False
+        self._make_room(forward, size)
         fields = self._fields[: size.num_fields]
         upload_into(fields, step_fields((), size))
         try:

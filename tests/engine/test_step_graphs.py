@@ -243,6 +243,15 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(
     assert str(error) in said
 
 
+def test_a_size_that_was_refused_drops_none_that_is_recorded() -> None:
+    engine, recorder = engine_of("float32"), Broken(RuntimeError("broken"))
+    graphs = replayed_by(engine, recorder, most=1)
+    assert not engine.runner.record(2)
+    assert engine.runner.record(3)
+    assert not engine.runner.record(2)
+    assert list(graphs._recorded) == [Size(3, 0, 16)]
+
+
 def test_the_largest_step_is_recorded_before_smaller_ones() -> None:
     engine, recorder = engine_of("float32", token_budget=30), Again()
     replayed_by(engine, recorder)
