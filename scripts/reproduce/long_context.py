@@ -161,7 +161,7 @@ def run_pass(model: Inkling, one: Pass, options: argparse.Namespace, console: Co
     on_gpu = device.type == "cuda"
     found = capacity(model.config, config, 0, on_gpu=on_gpu)
     planned = planned_bytes(model.config, config, found, config.token_budget, on_gpu=on_gpu)
-    if device.type == "cuda":
+    if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     prompt = ids(model, options.tokens - options.decode, options.seed)

@@ -117,10 +117,10 @@ def draw(rows: Many[tuple[str, list[Span], float]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = arguments("step_gaps", "How long the GPU stands still between steps")
+    parser = arguments(__doc__)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
-    bench = bench_of(options, parser)
+    bench = bench_of(options)
     document = header("step gaps", bench.device, {"model": options.model}) | {"cells": []}
     rows: list[tuple[str, list[Span], float]] = []
     for cell in options.cells:

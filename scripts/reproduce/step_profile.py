@@ -98,22 +98,22 @@ def look(bench: Bench, cell: Cell) -> dict[str, Any]:
     }
 
 
-def arguments(script: str, description: str) -> argparse.ArgumentParser:
-    """A model, cells, and where results go."""
-    parser = argparse.ArgumentParser(prog=script, description=description)
+def arguments(text: str | None) -> argparse.ArgumentParser:
+    """A model, cells, and where results go, for a script with this docstring."""
+    parser = argparse.ArgumentParser(description=text.splitlines()[0] if text else None)
     parser.add_argument("model")
     parser.add_argument("cells", nargs="+", type=cell_named)
     parser.add_argument("--out", type=Path)
     return parser
 
 
-def bench_of(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Bench:
+def bench_of(options: argparse.Namespace) -> Bench:
     """The model, with random weights on the GPU."""
     device = torch.device("cuda")
     shape = decoder_only(locate(options.model).config)
     card = card_for(None, gpu_name(device))
     if card is None or any(cell.kind not in STEPS for cell in options.cells):
-        parser.error("needs a GPU that suzuri plan knows, and decode or prefill")
+        raise SystemExit("needs a GPU that suzuri plan knows, and decode or prefill")
     return Bench(
         model=draw_model(shape, dtype=torch.bfloat16, device=device, seed=0),
         floors=StepFloors(shape, card),
@@ -128,9 +128,8 @@ def bench_of(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Be
 
 
 def main() -> None:
-    parser = arguments("step_profile", "What a step of the engine is made of on a GPU")
-    options = parser.parse_args()
-    bench = bench_of(options, parser)
+    options = arguments(__doc__).parse_args()
+    bench = bench_of(options)
     document = header("step profile", bench.device, {"model": options.model}) | {"cells": []}
     for cell in options.cells:
         gc.collect()

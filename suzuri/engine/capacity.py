@@ -158,14 +158,13 @@ def _fill(
     wanted = (rings + snapshots) * needed
     # What no sequence would use can be had for nothing.
     free = max(left // GRAPH_SHARE, left - wanted * global_page)
-    graph_tokens = least
+    graph_tokens, taken = least, 0
     while least and graph_tokens < min(config.token_budget, GRAPH_TOKENS):
         more = (_recorded(sizes_with(2 * graph_tokens)) - _recorded(sizes)) * wide
         if more > free or left - more < needed * global_page:
             break
-        graph_tokens *= 2
-    left -= (_recorded(sizes_with(graph_tokens)) - _recorded(sizes)) * wide
-    most = left // global_page if global_page else most
+        graph_tokens, taken = 2 * graph_tokens, more
+    most = (left - taken) // global_page if global_page else most
     return dataclasses.replace(
         found,
         max_context=context,

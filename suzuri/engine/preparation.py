@@ -140,9 +140,11 @@ class Preparation:
         powers = [size for size in sizes if size > SMALL and size & (size - 1) == 0]
         wanted = [(size, 0) for size in (*(size for size in sizes if size <= SMALL), *powers)]
         for rows in reversed(runner.graphs.sizes.rows):
-            is_power = rows & (rows - 1) == 0
             # A whole size, and with padding, which is a sequence more.
-            wanted += [(rows, 1), (rows, 2)] if is_power else [(rows, 2)] * (rows < LONG)
+            if rows & (rows - 1) == 0:
+                wanted += [(rows, 1), (rows, 2)]
+            elif rows < LONG:
+                wanted.append((rows, 2))
         end = time.monotonic() + GRAPH_SECONDS
         for i, size in enumerate(wanted):
             show("recording steps", i, len(wanted))

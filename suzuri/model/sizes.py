@@ -87,8 +87,8 @@ class Sizes:
     `memory_bytes` is what the driver reports for the rank's device, `system_bytes` what of it an
     operating system in the same memory needs. `on_gpu`: whether the kernels are those of a GPU, and
     `graph_tokens`: the largest step that is recorded as a graph (0: none); unless given, as the
-    platform has it at least. Raises ValueError when the model cannot be cut so,
-    naming the nearest values, or has fewer draft depths.
+    platform has it at least. Raises ValueError when the model cannot be cut so, naming the nearest
+    values, or has fewer draft depths.
     """
 
     def __init__(

@@ -352,7 +352,7 @@ def test_workspace_of_a_long_plan_is_printed_and_bounded_n26(plan: Plan) -> None
     assert long == workspace(1024)
     assert "relative bias" not in long  # kernels of a GPU keep it to themselves
     shown = plan(*words, "--context", "262144", "--concurrency", "1")[1]
-    assert any(line.split()[:1] == ["workspace"] for line in shown)
+    assert any(line.split()[:2] == ["workspace", "logits"] for line in shown)
 
 
 @pytest.mark.parametrize("width", ["30", "44", "80", "200"])

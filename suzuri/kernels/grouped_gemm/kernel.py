@@ -216,7 +216,6 @@ def _grouped_gemm(
                 DESCRIPTORS,
                 SLOTS,
             )
-            _store(y, acc, row, end, tile_n, N, BM, BN, SWAPPED, SWIGLU)
         elif DESCRIPTORS:
             if HALVES:  # noqa: SIM102 (known when it is compiled; the other is not)
                 if end - row <= BM // 2:
@@ -226,7 +225,6 @@ def _grouped_gemm(
                     _store(y, acc, row, end, tile_n, N, BM // 2, BN, SWAPPED, SWIGLU)
                     return
             acc = accumulators_by_descriptor(x, w, row.to(tl.int32), w_row, K, BM, BN, BK, SWAPPED)
-            _store(y, acc, row, end, tile_n, N, BM, BN, SWAPPED, SWIGLU)
         else:
             acc = accumulators(
                 x + row * x_stride,
@@ -241,7 +239,7 @@ def _grouped_gemm(
                 BK,
                 SWAPPED,
             )
-            _store(y, acc, row, end, tile_n, N, BM, BN, SWAPPED, SWIGLU)
+        _store(y, acc, row, end, tile_n, N, BM, BN, SWAPPED, SWIGLU)
     elif row < end:
         if SWAPPED:
             nothing = tl.zeros((BN, BM), dtype=tl.float32)

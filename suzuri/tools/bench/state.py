@@ -69,8 +69,7 @@ def planned_bytes(
     """Weights, buffers and graphs of steps of `rows` rows, and state, by the sizes of `suzuri
     plan`."""
     wide = 1 if config.dtype == "bfloat16" else 2
-    tokens = found.graph_tokens
-    sizes = engine_sizes(model, 0, rows, on_gpu=on_gpu, graph_tokens=tokens)
+    sizes = engine_sizes(model, 0, rows, on_gpu=on_gpu, graph_tokens=found.graph_tokens)
     # In place of the plan's local pages in flight the pool counts, by its real size.
     workspace = sum(n for name, n in sizes.workspace.items() if name != "local KV in flight")
     tables = sizes.lines(1, config.max_running)
@@ -100,21 +99,16 @@ def build_engine(
     on_gpu = device.type == "cuda"
     found = capacity(model.config, config, 0, on_gpu=on_gpu)
     held = sum(p.numel() * p.element_size() for p in model.parameters())
-    needed = planned_bytes(
-        model.config,
-        config,
-        found,
-        rows or config.token_budget,
-        on_gpu=on_gpu,
-    )
+    most_rows = rows or config.token_budget
+    needed = planned_bytes(model.config, config, found, most_rows, on_gpu=on_gpu)
     # torch keeps what earlier cells gave back; it can be had as well.
     kept = 0
-    if device.type == "cuda":
+    if on_gpu:
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     free = free_memory(device) + held + kept
     if needed > free:
         raise DoesNotFit(f"needs {needed / GB:.1f} GB, there are {free / GB:.1f}")
-    if device.type == "cuda":
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
     watch = Watch(Runner(model, config, found), skip_prompts=skip_prompts)
     watch.planned_bytes = needed
