@@ -28,7 +28,7 @@ TRITON_ERRORS = (
 )
 """What Triton raises for a kernel that cannot be bound, compiled or loaded."""
 
-_ALIGNMENT = 16
+ALIGNMENT = 16
 """Triton asks of pointers and integers whether this divides them."""
 _EMPTY = frozenset(
     getattr(torch.ops.aten, name)
@@ -139,16 +139,16 @@ def launch_key(function: Any, args: tuple[Any, ...], words: dict[str, Any]) -> t
 
 def _class_of(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
-        return value.dtype, value.data_ptr() % _ALIGNMENT == 0
+        return value.dtype, value.data_ptr() % ALIGNMENT == 0
     if type(value) is int:
-        return value == 1, value % _ALIGNMENT == 0, value.bit_length() > 31
+        return value == 1, value % ALIGNMENT == 0, value.bit_length() > 31
     return _value_of(value)
 
 
 def _value_of(value: Any) -> Hashable:
     base = getattr(value, "base", None)
     if isinstance(base, torch.Tensor):  # a tensor descriptor
-        return base.dtype, tuple(value.block_shape), base.data_ptr() % _ALIGNMENT == 0
+        return base.dtype, tuple(value.block_shape), base.data_ptr() % ALIGNMENT == 0
     if isinstance(value, torch.Tensor):
         return _class_of(value)
     return value if isinstance(value, Hashable) else repr(value)

@@ -1,11 +1,11 @@
 """Makes an engine ready before it serves: what would be compiled, tested or recorded on first use
 is compiled, tested and recorded now.
 
-Read `Preparation.prepare`: a walk through the steps finds the kernels (rehearsal.py), they are
-compiled on all cores (compilation.py), the library's products are tested
-(kernels/matmul/buckets.py), one short request runs, and steps of the common sizes are
-recorded. On GPUs only: this file loads Triton. Nothing here may keep an engine from serving: what
-fails is told, and comes on first use as it would have.
+Read `Preparation.prepare`: a walk through the steps finds the kernels (rehearsal.py), or their list
+is there from an earlier start (kept_walks.py); they are compiled on all cores (compilation.py), the
+library's products are tested (kernels/matmul/buckets.py), one short request runs, and steps of the
+common sizes are recorded. On GPUs only: this file loads Triton. Nothing here may keep an engine
+from serving: what fails is told, and comes on first use as it would have.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator
 
 import torch
 
+from suzuri.engine import kept_walks
 from suzuri.engine.compilation import Compiler, load
 from suzuri.engine.engine import Engine
 from suzuri.engine.launches import TRITON_ERRORS, Specialization
@@ -79,14 +80,9 @@ class Preparation:
         """All phases; without weights, those that read none. The engine must be idle; it is so
         again, and has the state it had."""
         done, runner = Prepared(), engine.runner
-        kernels: list[Specialization] = []
-        shapes: list[buckets.Shape] = []
+        kernels, shapes = list[Specialization](), list[buckets.Shape]()
         with _phase(done, "walk"):
-            found, shapes = walk(
-                runner, engine.vocabulary, lambda n, total: show("finding kernels", n, total)
-            )
-            kernels = list(found.kernels)
-            done.problems += [f"{name}: {why}" for name, why in found.problems.items()]
+            kernels, shapes = self._walk(engine, show, done)
         _give_back(runner.device)  # the driver loads kernels into memory that torch does not hold
         with _phase(done, "compile"):
             self._compile(kernels, runner.device, show, done)
@@ -109,6 +105,24 @@ class Preparation:
             log.warning("and %d more that are not prepared", len(done.problems) - MOST_NAMED)
         log.info("%s", done.text)
         return done
+
+    def _walk(self, engine: Engine, show: Show, done: Prepared) -> kept_walks.Found:
+        """As an earlier start found it, or now."""
+        show("finding kernels", 0, 1)
+        runner, print_ = engine.runner, None
+        if runner.device.type == "cuda":
+            with contextlib.suppress(*TRITON_ERRORS):  # without one nothing is kept
+                print_ = kept_walks.fingerprint(runner, engine.vocabulary)
+        if print_ is not None and (kept := kept_walks.read(print_)) is not None:
+            return kept
+        seen, shapes = walk(
+            runner, engine.vocabulary, lambda n, total: show("finding kernels", n, total)
+        )
+        found = list(seen.kernels), shapes
+        if print_ is not None and not seen.problems:
+            kept_walks.write(print_, found)
+        done.problems += [f"{name}: {why}" for name, why in seen.problems.items()]
+        return found
 
     def _compile(
         self, kernels: list[Specialization], device: torch.device, show: Show, done: Prepared

@@ -8,6 +8,7 @@ import bisect
 import collections
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Callable, Generator, Sequence
 
 import torch
@@ -111,6 +112,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device, most_rows: int) -> None:
         self._device, self._most_rows = device, most_rows
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs = weakref.WeakSet[torch.cuda.CUDAGraph]()
         self._stream = torch.cuda.Stream(device)
         self._shared: dict[tuple[int, torch.dtype, torch.Size], Tensor] = {}
 
@@ -130,15 +132,31 @@ class CudaRecorder:
     @contextlib.contextmanager
     def _capturing(self, graph: torch.cuda.CUDAGraph) -> Generator[None]:
         # Not torch.cuda.graph: it empties the allocator's cache, for every size again.
+        if not self._graphs:  # a pool that nothing uses any more cannot be used again
+            self._pool = torch.cuda.graph_pool_handle()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         is_whole = False
         try:
             yield
             is_whole = True
         finally:
-            # Of two errors the first says more.
-            with contextlib.nullcontext() if is_whole else contextlib.suppress(RuntimeError):
+            try:
                 graph.capture_end()
+            except RuntimeError:
+                self._abandon_pool()
+                if is_whole:  # of two errors the first says more
+                    raise
+        self._graphs.add(graph)
+
+    def _abandon_pool(self) -> None:
+        """After a capture that CUDA broke off: torch would go on as if it were under way, and would
+        refuse another one in its pool. The graphs that are there keep theirs."""
+        with contextlib.suppress(RuntimeError):
+            place = torch.cuda.current_device()
+            torch._C._cuda_endAllocateToPool(place, self._pool)  # pyright: ignore[reportPrivateUsage]
+            # The graph will not do this.
+            torch._C._cuda_releasePool(place, self._pool)  # pyright: ignore[reportPrivateUsage]
+        self._pool = torch.cuda.graph_pool_handle()
 
     def _rows(self, place: int, like: Tensor) -> Tensor:
         key = (place, like.dtype, like.shape[1:])
@@ -165,6 +183,8 @@ class StepGraphs:
         most: int,
         device: torch.device,
     ) -> None:
+        if most < 1:
+            raise ValueError(f"most = {most}: at least one recorded step must find room")
         self.sizes = sizes
         self.at_once = False
         self._record, self._most, self._device = record, most, device
@@ -196,7 +216,11 @@ class StepGraphs:
             self._make_room(forward, size)  # which may use the fields
         upload_into(fields, step_fields(works, size))
         if step is None:
-            rows = forward(fields, size)
+            try:
+                rows = forward(fields, size)
+            except RuntimeError as error:
+                self._refuse(size, error)  # tried again, it is to do without the padding
+                raise
             self._keep(forward, size, rows)
         else:
             self._recorded.move_to_end(size)

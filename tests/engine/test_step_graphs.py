@@ -21,7 +21,7 @@ from suzuri.engine.engine import Engine
 from suzuri.engine.plan import Work
 from suzuri.engine.sampling_params import SamplingParams
 from suzuri.engine.step_batches import Size, is_text, step_batch, step_fields
-from suzuri.engine.step_graphs import Forward, Recorded, Sizes
+from suzuri.engine.step_graphs import CudaRecorder, Forward, Recorded, Sizes
 from suzuri.model.inkling import Inkling
 from suzuri.model.sizes_workspace import (
     decode_buckets,
@@ -363,6 +363,33 @@ def test_prompt_logprobs_of_recorded_chunks() -> None:
     assert all(x == found[0] for x in found)
 
 
+def test_a_size_that_runs_out_of_memory_is_not_padded_again() -> None:
+    """The step ends, since its state may be half written; the next one of the size is no larger
+    than its tokens."""
+    engine = engine_of("float32")
+    recorder = Again()
+    graphs = replayed_by(engine, recorder)
+    graphs.at_once = True
+    engine.add("a", [5] * 9, SamplingParams(max_tokens=2, ignore_eos=True, detokenize=False))
+    works, failures = engine.scheduler.schedule().works, 0
+
+    def failing(fields: Tensor, size: Size) -> tuple[Tensor, ...]:
+        nonlocal failures
+        failures += 1
+        raise torch.OutOfMemoryError("all is used")
+
+    graphs._has_room = True  # or the largest size fails first, which is refused in the same way
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs.run(failing, works)
+    assert graphs.run(failing, works) is None
+    assert failures == 1 and not recorder.recorded
+
+
+def test_no_room_for_a_single_graph_is_refused() -> None:
+    with pytest.raises(ValueError, match="most = 0"):
+        replayed_by(engine_of("float32"), Again(), most=0)
+
+
 def test_a_media_token_is_not_replayed() -> None:
     engine = engine_of("float32")
     engine.add("a", [5], SamplingParams(max_tokens=2, ignore_eos=True, detokenize=False))
@@ -471,3 +498,61 @@ def test_dropped_graphs_on_a_gpu() -> None:
     graphs._most = 2
     assert outputs(subject) == outputs(plain)
     assert len(graphs) == 2
+
+
+def doubled(fields: Tensor, size: Size) -> tuple[Tensor, ...]:
+    return (fields[: size.rows] * 2,)
+
+
+def synchronising(fields: Tensor, size: Size) -> tuple[Tensor, ...]:
+    """CUDA does not let a capture go on after this."""
+    if torch.cuda.is_current_stream_capturing():
+        fields.sum().item()
+    return doubled(fields, size)
+
+
+def without_memory(fields: Tensor, size: Size) -> tuple[Tensor, ...]:
+    torch.empty(2**50, dtype=torch.uint8, device=fields.device)
+    return doubled(fields, size)
+
+
+def assert_records(recorder: CudaRecorder, fields: Tensor, value: int) -> Recorded:
+    size = Size(4, 1, 1)
+    step = recorder(doubled, fields, size, doubled(fields, size))
+    fields.fill_(value)
+    step.replay()
+    assert step.rows[0].tolist() == [2 * value] * 4
+    return step
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+def test_a_recorder_goes_on_when_all_its_graphs_are_gone() -> None:
+    device = torch.device("cuda")
+    recorder, fields = CudaRecorder(device, most_rows=8), torch.ones(16, device=device)
+    for value in range(3):
+        seen = weakref.ref(assert_records(recorder, fields, value))
+        assert seen() is None, "the graph lives on"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("failing", [synchronising, without_memory])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_recorder_goes_on_after_a_failed_capture(failing: Forward, begun: bool) -> None:
+    """The first of its captures or a later one; and memory can be had and given back as before."""
+    device, size = torch.device("cuda"), Size(4, 1, 1)
+    recorder, fields = CudaRecorder(device, most_rows=8), torch.ones(16, device=device)
+    kept = [assert_records(recorder, fields, 5)] if begun else []
+    for value in range(2):
+        with pytest.raises(RuntimeError):
+            recorder(failing, fields, size, doubled(fields, size))
+        assert not torch.cuda.is_current_stream_capturing()
+        with pytest.raises(torch.OutOfMemoryError):  # which gives cached memory back first
+            torch.empty(2**50, dtype=torch.uint8, device=device)
+        torch.cuda.empty_cache()
+        kept.append(assert_records(recorder, fields, value))
+    fields.fill_(9)
+    for step in kept:
+        step.replay()
+        assert step.rows[0].tolist() == [18] * 4

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import hashlib
 import importlib
-import json
 import os
 from collections.abc import Generator, Iterable
 from functools import cache
@@ -19,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from suzuri.kernels.cache_folder import cache_folder
+from suzuri.kernels.cache_folder import kept_file, of_fingerprint, read_kept, write_kept
 
 RUNS = (8192, 4096, 2048, 1024)
 """More rows than the last are cut into runs of these, largest first; what is left over is ours, so
@@ -236,29 +235,18 @@ def fingerprint(device: torch.device) -> dict[str, object]:
 
 
 def _file(print_: dict[str, object]) -> Path | None:
-    place = cache_folder("matmul")
-    name = hashlib.sha256(json.dumps(print_, sort_keys=True).encode()).hexdigest()[:16]
-    return place / f"{name}.json" if place else None
+    return kept_file("matmul", print_)
 
 
 def _read(device: torch.device) -> dict[str, list[int]]:
     """What is stored for this fingerprint; a file that is absent, torn or foreign holds nothing."""
     print_ = fingerprint(device)
-    path = _file(print_)
-    if path is None:
-        return {}
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return parsed(content, print_)
+    return parsed(read_kept(_file(print_), print_), print_)
 
 
 def parsed(content: object, print_: dict[str, object]) -> dict[str, list[int]]:
     """The entries of a file's content that are of this fingerprint and of the right form."""
-    if not isinstance(content, dict) or content.get("fingerprint") != print_:
-        return {}
-    entries = content.get("equal")
+    entries = (of_fingerprint(content, print_) or {}).get("equal")
     if not isinstance(entries, dict):
         return {}
     return {
@@ -269,16 +257,6 @@ def parsed(content: object, print_: dict[str, object]) -> dict[str, list[int]]:
 
 
 def _write(device: torch.device, stored: dict[str, list[int]]) -> None:
-    """Replaces the file at once, so that no reader sees half of it. Where it cannot be written the
-    next process tests again."""
+    """Where it cannot be written the next process tests again."""
     print_ = fingerprint(device)
-    path = _file(print_)
-    if path is None:
-        return
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({"fingerprint": print_, "equal": stored}, indent=1), "utf-8")
-        part.replace(path)
-    except OSError:
-        return
+    write_kept(_file(print_), print_, equal=stored)

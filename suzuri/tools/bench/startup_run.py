@@ -14,7 +14,7 @@ from suzuri.engine.engine import Engine
 from suzuri.engine.load import load_engine
 from suzuri.engine.sampling_params import SamplingParams
 from suzuri.engine.warm_up import warm_up
-from suzuri.kernels.matmul import buckets
+from suzuri.kernels import cache_folder
 from suzuri.processing.tokenizer import Tokenizer
 
 REQUESTS, LONGEST, TOKENS = 24, 1000, 24
@@ -29,7 +29,8 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """`folder` holds what is kept between starts: kernels, and results of self-tests."""
+    """`folder` holds what is kept between starts: kernels, lists of them, and results of
+    self-tests."""
 
     model: str
     random_weights: bool
@@ -125,7 +126,7 @@ def _watch_kernels(task: Task) -> list[str]:
     def kept(name: str) -> Path:
         return folder / name
 
-    buckets.cache_folder = kept
+    cache_folder.cache_folder = kept
     return late
 
 
