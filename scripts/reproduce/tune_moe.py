@@ -1,20 +1,23 @@
 """Finds the tiles of the experts' products on this GPU, and writes the table that the kernel reads.
 
     python scripts/reproduce/tune_moe.py STATE.json [--seconds 240] [--only E66-6144 ...]
-        [--out suzuri/kernels/grouped_gemm/tiles.json]
+        [--tokens 512 1024 ...] [--out suzuri/kernels/grouped_gemm/tiles.json]
 
 Gate and up with SwiGLU (of sorted rows, and for few of rows where the tokens are) and down, over 64
 and 256 routed experts and two shared ones, at the widths of both models, for 1 to 8192 tokens with
 random routing. Every candidate's bits are held against those of the first; one that differs, or
 does not run, is refused and named. Times are medians of graph replays, the candidates by turns in
-two rounds; the weights of a call are larger than the L2. The sizes that matter most come first; at
-the end of `--seconds` what was found is written. STATE.json keeps it: a later run goes on there.
+three rounds, there and back, on a GPU under load; the weights of a call are larger than the L2. The
+sizes that matter most come first; at the end of `--seconds` what was found is written. STATE.json
+keeps it: a later run goes on there. In --out it takes the place of what the shipped table has for
+the same sizes; the rest stays.
 """
 
 import argparse
 import json
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,7 +27,7 @@ import torch
 from torch import Tensor
 
 from suzuri.kernels.grouped_gemm import kernel as grouped
-from suzuri.kernels.grouped_gemm.tiles import Kind, Schedule, candidates
+from suzuri.kernels.grouped_gemm.tiles import TABLE, Kind, Schedule, candidates
 from suzuri.kernels.moe_permute import kernel as permute
 from suzuri.tools.bench.record import header
 from suzuri.tools.bench.timing import graph_us
@@ -43,6 +46,14 @@ MOST_GATHERED = 128
 BF16 = torch.bfloat16
 DEVICE = torch.device("cuda")
 LARGE_ROWS = 16384
+ROUNDS = 3
+SETTLING = 0.4
+"""Seconds of load before a size is measured: a GPU that comes from rest keeps a higher clock for a
+while, and whoever is first would win."""
+
+
+MARKS = {"s": "swapped", "d": "descriptors", "p": "persistent", "h": "halved", "e": "spread"}
+"""Letters behind a printed tile."""
 
 
 class Cell(NamedTuple):
@@ -53,8 +64,8 @@ class Cell(NamedTuple):
         return f"{shape} {self.kind} {self.tokens}"
 
 
-def cells() -> Iterator[Cell]:
-    for tokens in TOKENS:
+def cells(sizes: Collection[int]) -> Iterator[Cell]:
+    for tokens in (tokens for tokens in TOKENS if tokens in sizes):
         yield Cell("gate_up", tokens)
         yield Cell("down", tokens)
         if tokens <= MOST_GATHERED:
@@ -93,6 +104,7 @@ class Layer:
             "offsets_E1": offsets,
             "out_dtype": BF16,
             "swiglu": not is_down,
+            "num_shared": SHARED,
         }
         return given | ({"order_M": order, "num_slots": slots} if cell.kind == "gathered" else {})
 
@@ -144,12 +156,19 @@ def measure(layer: Layer, cell: Cell) -> dict[str, Any]:
             refused[str(schedule)] = "other bits"
     rows = int(given["offsets_E1"][-1])
     large = rows >= LARGE_ROWS
-    times = dict.fromkeys(sound, float("inf"))
-    for _ in range(2):
-        for schedule in sound:
-            call = partial(grouped.grouped_gemm, **given, tile=schedule)
-            us = graph_us([call] * (2 if large else 4), DEVICE, 3 if large else 7)
-            times[schedule] = min(times[schedule], us)
+
+    def once(schedule: Schedule) -> float:
+        call = partial(grouped.grouped_gemm, **given, tile=schedule)
+        return graph_us([call] * (2 if large else 4), DEVICE, 5 if large else 7)
+
+    settled = time.monotonic() + SETTLING
+    while time.monotonic() < settled:
+        once(sound[0])
+    found_us: dict[Schedule, list[float]] = {schedule: [] for schedule in sound}
+    for turn in range(ROUNDS):
+        for schedule in reversed(sound) if turn % 2 else sound:
+            found_us[schedule].append(once(schedule))
+    times = {schedule: statistics.median(found) for schedule, found in found_us.items()}
     ranked = sorted(sound, key=times.__getitem__)
     used = int((given["offsets_E1"].diff() > 0).sum())
     f, k = given["weight_EFK"].shape[1:]
@@ -173,11 +192,7 @@ def measure(layer: Layer, cell: Cell) -> dict[str, Any]:
 def line(name: str, row: dict[str, Any]) -> str:
     best, us = row["schedule"], row["us"]
     tile = "x".join(str(best[part]) for part in ("rows", "columns", "depth", "warps", "stages"))
-    marks = "".join(
-        letter
-        for letter, part in (("s", "swapped"), ("d", "descriptors"), ("p", "persistent"))
-        if best[part]
-    )
+    marks = "".join(letter for letter, part in MARKS.items() if best[part])
     speed = f"{row['flops'] / us / 1e6:5.0f} TFLOP/s {row['bytes'] / us / 1e6:5.2f} TB/s"
     refused = f" refused {len(row['refused'])}" if row["refused"] else ""
     gain = f"rule {row['rule_us']:8.1f} best {us:8.1f} us"
@@ -190,13 +205,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--only", action="append", choices=SHAPES)
+    parser.add_argument("--tokens", type=int, nargs="+", choices=sorted(TOKENS), default=TOKENS)
     args = parser.parse_args()
     until = time.monotonic() + args.seconds
     rows: dict[str, Any] = {}
     if args.state.exists():
         rows = json.loads(args.state.read_text("utf-8"))["cells"]
     for shape in args.only or SHAPES:
-        todo = [cell for cell in cells() if cell.name(shape) not in rows]
+        todo = [cell for cell in cells(args.tokens) if cell.name(shape) not in rows]
         if not todo or time.monotonic() > until:
             continue
         layer = Layer(shape)
@@ -215,9 +231,20 @@ def main() -> None:
         torch.cuda.empty_cache()
     if args.out:
         kept = ("kind", "experts", "k", "mean", "us", "schedule")
-        entries = [{name: row[name] for name in kept} for row in rows.values()]
+        found = [{name: row[name] for name in kept} for row in rows.values()]
+        entries = merged(json.loads(TABLE.read_text("utf-8"))["entries"], found)
         lines = ",\n".join(f"  {json.dumps(entry)}" for entry in entries)
         args.out.write_text(f'{{\n "entries": [\n{lines}\n ]\n}}\n', "utf-8")
+
+
+def merged(before: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries of a table; those that were found replace those of the same size."""
+
+    def size(entry: dict[str, Any]) -> tuple[Any, ...]:
+        return entry["kind"], entry["experts"], entry["k"], entry["mean"]
+
+    new = {size(entry): entry for entry in found}
+    return [new.pop(size(entry), entry) for entry in before] + [*new.values()]
 
 
 if __name__ == "__main__":

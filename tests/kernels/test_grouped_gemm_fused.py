@@ -79,6 +79,7 @@ def schedules(device: str, dtype: torch.dtype) -> list[Any]:
         Tile(8, 16, 32, 4, 2, False, True),
         Tile(16, 32, 16, 4, 2, True, True),
         Schedule(Tile(4, 16, 32, 4, 2, False, True), 2, True),
+        Schedule(Tile(4, 16, 32, 4, 2, False, True), 2, halved=True, spread=True),
     ]
     if device == "cpu":
         return small
@@ -94,6 +95,8 @@ def schedules(device: str, dtype: torch.dtype) -> list[Any]:
         Tile(128, 256, 64, 8, 3, False, True),
         Tile(128, 256, 64, 8, 3),
         Schedule(Tile(128, 256, 64, 8, 3, False, True), 16),
+        Schedule(Tile(128, 256, 64, 8, 4, False, True), halved=True),
+        Schedule(Tile(128, 128, 64, 4, 3, False, True), halved=True, spread=True),
         Schedule(Tile(128, 256, 64, 8, 3, False, True), 8, True),
         Schedule(Tile(128, 128, 64, 4, 3, False, True), 4, True),
     ]
@@ -217,5 +220,5 @@ def test_hostile_rows_in_every_tile(f: int, k: int):
     expected = apart(arguments, torch.bfloat16)
     for tile in schedules("cuda", torch.bfloat16):
         for options in ({}, {"order_M": order}):
-            found = run(arguments, torch.bfloat16, tile=tile, swiglu=True, **options)
+            found = run(arguments, torch.bfloat16, tile=tile, swiglu=True, num_shared=2, **options)
             assert_same_bits(found, expected, f"{tile}, {[*options]}")

@@ -13,7 +13,11 @@ from tests.kernels.compare import Arguments, assert_close, assert_same_bits, gen
 from tests.kernels.on_triton import in_interpreter, kernel_cases, nan_filled, on_gpu
 
 pytest.importorskip("triton")
+import triton
+import triton.language as tl
+
 from suzuri.kernels.grouped_gemm import kernel
+from suzuri.kernels.grouped_gemm.tiles import Schedule
 from suzuri.kernels.matmul import kernel as matmul
 from suzuri.kernels.matmul.kernel import Tile
 
@@ -29,6 +33,8 @@ TILES = (
     Tile(64, 128, 64, 4, 4, False, True),
     Tile(128, 128, 64, 4, 3, False, True),
     Tile(128, 256, 64, 8, 4, False, True),
+    Schedule(Tile(128, 256, 64, 8, 4, False, True), halved=True),
+    Schedule(Tile(128, 128, 64, 4, 3, False, True), halved=True, spread=True),
 )
 COUNTS = (3, 0, 70, 1, 16, 17, 0, 0, 129, 64, 0, 192, 193)
 
@@ -78,9 +84,8 @@ def test_tiles_that_straddle_experts_and_are_empty():
 @in_interpreter
 def test_last_tiles_of_half_the_rows(monkeypatch: pytest.MonkeyPatch):
     arguments: Arguments = cases.build("tiny", torch.float32, generator(3))
-    tile = Tile(8, 32, 16, 4, 2, False, True)
-    whole = run(arguments, tile=tile)
-    monkeypatch.setattr(kernel, "HALVED", 8)
+    schedule = Schedule(Tile(8, 32, 16, 4, 2, False, True))
+    whole = run(arguments, tile=schedule)
     high: list[int] = []
     begin = kernel.described
 
@@ -91,8 +96,51 @@ def test_last_tiles_of_half_the_rows(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kernel, "described", seen)
     left = arguments["offsets_E1"].diff() % 8
     assert ((left > 0) & (left <= 4)).any() and (left > 4).any()
-    assert_same_bits(run(arguments, tile=tile), whole)
+    assert_same_bits(run(arguments, tile=schedule._replace(halved=True)), whole)
     assert 4 in high
+
+
+@in_interpreter
+@pytest.mark.parametrize("case", ["tiny", "odd"])
+def test_tiles_of_shared_experts_lie_among_the_others(case: str):
+    arguments: Arguments = cases.build(case, torch.float32, generator(3))
+    experts, offsets = len(arguments["weight_EFK"]), arguments["offsets_E1"]
+    for left in (0, 3):  # rows that are no expert's
+        given = arguments | {"offsets_E1": offsets.clamp(max=int(offsets[-1]) - left)}
+        for tile in (Tile(2, 32, 16, 2, 2), Tile(4, 16, 64, 2, 2, True)):
+            whole = run(given, tile=Schedule(tile))
+            for shared in range(experts + 1):
+                spread = run(given, tile=Schedule(tile, spread=True), num_shared=shared)
+                assert_same_bits(spread, whole, f"{shared} shared, {left} rows left, {tile}")
+
+
+@in_interpreter
+def test_every_tile_is_taken_once():
+    """Programs of 3 experts and 2 shared ones, in an order that differs from theirs."""
+    offsets = torch.tensor([0, 5, 5, 12, 29, 46])
+    found = torch.full((40,), -1, dtype=torch.int32)
+    launch: Any = order_of
+    launch[(40,)](offsets, found, 2, E=5, E_PADDED=8, BM=4, LAST=2)
+    taken = found.tolist()  # of 2 x (2 + 0 + 2 + 5 + 5) tiles
+    assert sorted(taken) == list(range(40))
+    assert taken[28:] == list(range(28, 40))
+    shared = [place for place, program in enumerate(taken[:28]) if program >= 8]
+    assert len(shared) == 20
+    assert all(any(p < 8 for p in taken[i : i + 4]) for i in range(0, 24, 4)), "evenly"
+
+
+@triton.jit
+def order_of(
+    offsets,
+    found,
+    num_n,
+    E: tl.constexpr,
+    E_PADDED: tl.constexpr,
+    BM: tl.constexpr,
+    LAST: tl.constexpr,
+):
+    program = tl.program_id(0)
+    tl.store(found + program, kernel._spread(offsets, program, num_n, E, E_PADDED, BM, LAST))
 
 
 def hostile(counts: tuple[int, ...], f: int, k: int, dtype: torch.dtype, seed: int) -> Arguments:
@@ -114,7 +162,7 @@ def test_rows_have_the_bits_of_matmul_in_every_tile(f: int, k: int, dtype: torch
         arguments = hostile(COUNTS, f, k, dtype, seed)
         offsets = arguments["offsets_E1"].tolist()
         for tile in tiles:
-            y_MF = run(arguments, tile=tile)
+            y_MF = run(arguments, tile=tile, num_shared=2)
             for expert, (begin, end) in enumerate(pairwise(offsets)):
                 rows = arguments["x_MK"][begin:end]
                 alone = matmul.ours(rows, arguments["weight_EFK"][expert], 1.0, torch.float32)

@@ -1,8 +1,6 @@
 """scripts/reproduce/ablations.py on `tiny`: both ways compute the same, and the page says so."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -12,18 +10,12 @@ import torch
 from suzuri.kernels import dispatch
 from suzuri.kernels.moe_experts import moe_experts, reference
 from suzuri.kernels.relative_attention import relative_attention
-from suzuri.tools.bench.shapes import ROOT
+from tests.tools.reproduce import load_script
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    path = ROOT / "scripts" / "reproduce" / "ablations.py"
-    spec = importlib.util.spec_from_file_location("ablations", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("ablations")
 
 
 @pytest.mark.parametrize("window", [None, 9])

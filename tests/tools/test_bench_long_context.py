@@ -2,9 +2,7 @@
 
 import argparse
 import dataclasses
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,20 +10,14 @@ from typing import Any
 import pytest
 
 from suzuri.engine.runner import Runner
-from suzuri.tools.bench.shapes import ROOT
+from tests.tools.reproduce import load_script
 
 TOKENS, ROWS, DECODE = 300, 12, 4
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    path = ROOT / "scripts" / "reproduce" / "long_context.py"
-    spec = importlib.util.spec_from_file_location("long_context", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("long_context")
 
 
 def options(script: ModuleType, state: Path, *more: str) -> argparse.Namespace:

@@ -1,8 +1,6 @@
 """scripts/reproduce/performance.py: the page says what the result files say, and no more."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,19 +8,14 @@ from typing import Any
 import pytest
 
 from suzuri.tools.bench.shapes import ROOT
+from tests.tools.reproduce import load_script
 
 RESULTS = ROOT / "benchmarks" / "results"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    path = ROOT / "scripts" / "reproduce" / "performance.py"
-    spec = importlib.util.spec_from_file_location("performance", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script("performance")
 
 
 def test_the_page_has_every_cell_of_the_files(script: ModuleType, tmp_path: Path) -> None:

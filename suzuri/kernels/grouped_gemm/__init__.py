@@ -17,6 +17,7 @@ def grouped_gemm(
     swiglu: bool = False,
     order_M: Tensor | None = None,
     num_slots: int = 1,
+    num_shared: int = 0,
 ) -> Tensor:
     """y[m] = x[m] @ weight[e]^T for offsets[e] <= m < offsets[e + 1]; zeros from offsets[E] on.
 
@@ -27,7 +28,8 @@ def grouped_gemm(
 
     With `swiglu` y is that of the op `swiglu` over the unrounded products, [M, F / 2], in its bits.
     With order_M [M] int64, x_NK [N, K] is not sorted yet: row order[m] // num_slots is taken for
-    m; of these x has no gradient.
+    m; of these x has no gradient. `num_shared`: so many of the experts, the last ones, have every
+    token; a kernel may order its work by that, and no bit depends on it.
     """
     if x_MK.shape[1] != weight_EFK.shape[2] or offsets_E1.shape[0] != weight_EFK.shape[0] + 1:
         raise ValueError(
@@ -71,4 +73,5 @@ def grouped_gemm(
         swiglu=swiglu,
         order_M=order_M,
         num_slots=num_slots,
+        num_shared=num_shared,
     )

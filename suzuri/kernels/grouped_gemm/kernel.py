@@ -34,10 +34,6 @@ from suzuri.kernels.matmul.kernel import (
 )
 from suzuri.kernels.triton_math import silu
 
-HALVED, HALVED_BELOW = 128, 640
-"""Rows of tiles of which an expert's last may be half as high, and the mean rows of an expert below
-which it is: where the last tile is one of few (docs/measurements/serving-h200.md)."""
-
 
 @triton.jit
 def _owner(offsets, tile, E: tl.constexpr, E_PADDED: tl.constexpr, BM: tl.constexpr):
@@ -73,6 +69,24 @@ def _place(
     tiles = tl.maximum(tiles, tile - before + 1)  # of a program too many
     tile_m, tile_n = tile_of(program - before * num_n, tiles, num_n, GROUP)
     return expert, begin + tile_m.to(tl.int64) * BM, end, tile_n
+
+
+@triton.jit
+def _spread(
+    offsets, program, num_n, E: tl.constexpr, E_PADDED: tl.constexpr, BM: tl.constexpr, LAST
+):
+    """The program whose tile this one takes, so that those of the LAST experts, which have all
+    tokens, lie evenly among the others': they multiply while the others wait for weights."""
+    experts = tl.arange(0, E_PADDED)
+    begin_E = tl.load(offsets + experts, mask=experts < E, other=0)
+    end_E = tl.load(offsets + experts + 1, mask=experts < E, other=0)
+    programs_E = (end_E - begin_E + (BM - 1)) // BM * num_n
+    total = tl.sum(programs_E, axis=0)
+    last = tl.sum(tl.where(experts >= E - LAST, programs_E, 0), axis=0)
+    before = program * last // tl.maximum(total, 1)  # of the LAST experts' programs
+    is_last = (program + 1) * last // tl.maximum(total, 1) > before
+    found = tl.where(is_last, total - last + before, program - before)
+    return tl.where(program < total, found, program).to(tl.int32)
 
 
 @triton.jit
@@ -183,11 +197,14 @@ def _grouped_gemm(
     DESCRIPTORS: tl.constexpr,
     SLOTS: tl.constexpr,
     HALVES: tl.constexpr,
+    LAST: tl.constexpr,
     SWIGLU: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """With HALVES an expert's last tile is one of BM / 2 rows (x_half's) where it has no more."""
     program = tl.program_id(0)
+    if LAST:
+        program = _spread(offsets, program, tl.cdiv(N, BN), E, E_PADDED, BM, LAST)
     expert, row, end, tile_n = _place(offsets, program, M, tl.cdiv(N, BN), E, E_PADDED, BM, GROUP)
     if expert < E:
         column = tile_n.to(tl.int64) * BN
@@ -298,6 +315,7 @@ def grouped_gemm(
     swiglu: bool = False,
     order_M: Tensor | None = None,
     num_slots: int = 1,
+    num_shared: int = 0,
 ) -> Tensor:
     k, (experts, f) = x_MK.shape[1], weight_EFK.shape[:2]
     m = x_MK.shape[0] if order_M is None else order_M.shape[0]
@@ -334,8 +352,7 @@ def grouped_gemm(
         programs = min(programs, num_multiprocessors(x_MK.device))
         _persistent[(programs,)](x, w, y_MF, offsets_E1, m, f, programs, **shape)
         return y_MF
-    halves = tile.rows == HALVED and describes_w and order_M is None and not tile.swapped
-    halves = halves and m < HALVED_BELOW * experts
+    halves = plan.halved and describes_w and order_M is None and not tile.swapped
     _grouped_gemm[(programs,)](
         x,
         described(x_MK, tile.rows // 2, tile.depth) if halves else x,
@@ -352,6 +369,7 @@ def grouped_gemm(
         DESCRIPTORS=describes_w,
         SLOTS=0 if order_M is None else num_slots,
         HALVES=halves,
+        LAST=num_shared if plan.spread else 0,
         **shape,
     )
     return y_MF

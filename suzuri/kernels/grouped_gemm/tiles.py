@@ -5,7 +5,7 @@ import json
 from functools import cache, lru_cache
 from math import log2
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 
@@ -18,6 +18,10 @@ NEAR = 1.0
 """log2 of how far the number of experts or K may be from a measured one, summed."""
 
 
+HALVED_BELOW = 640
+"""Rows of an expert below which its last tile is one of few, and half of it worth saving."""
+
+
 class Schedule(NamedTuple):
     """How a grouped product is cut up and in what order."""
 
@@ -26,9 +30,21 @@ class Schedule(NamedTuple):
     """Row tiles of an expert whose columns are walked together."""
     persistent: bool = False
     """One program per multiprocessor walks over the tiles (by descriptors, not swapped)."""
+    halved: bool = False
+    """An expert's last tile has half the rows where it has no more (by descriptors, of sorted rows,
+    not swapped, not persistent)."""
+    spread: bool = False
+    """The tiles of shared experts lie evenly among the others' (not persistent)."""
+
+    @classmethod
+    def of_json(cls, values: dict[str, Any]) -> Self:
+        """KeyError for one that lacks a field."""
+        tile = Tile(**{name: values[name] for name in Tile._fields})
+        return cls(tile, **{name: values[name] for name in cls._fields[1:]})
 
     def as_json(self) -> dict[str, Any]:
-        return {**self.tile._asdict(), "group": self.group, "persistent": self.persistent}
+        fields = self._asdict()
+        return {**fields.pop("tile")._asdict(), **fields}
 
 
 class Entry(NamedTuple):
@@ -46,8 +62,7 @@ def read(text: str) -> tuple[Entry, ...]:
     """The entries of a table; ValueError, KeyError or TypeError where it is none."""
     found: list[Entry] = []
     for row in json.loads(text)["entries"]:
-        tile = Tile(**{name: row["schedule"][name] for name in Tile._fields})
-        schedule = Schedule(tile, row["schedule"]["group"], row["schedule"]["persistent"])
+        schedule = Schedule.of_json(row["schedule"])
         found.append(Entry(row["kind"], row["experts"], row["k"], row["mean"], schedule))
     return tuple(found)
 
@@ -82,7 +97,8 @@ def nearest(
 
 
 def by_rule(mean: float, dtype: torch.dtype) -> Schedule:
-    """What fits the mean number of rows (benchmarks/results/kernels-matmul.json)."""
+    """What fits the mean number of rows (benchmarks/results: kernels-matmul.json, and from 96 on
+    tune-moe-h200.json)."""
     if dtype == torch.float32:
         if mean <= 16:
             return Schedule(Tile(16, 64, 32, 4, 2, True), 1)
@@ -94,8 +110,8 @@ def by_rule(mean: float, dtype: torch.dtype) -> Schedule:
     if mean <= 96:
         return Schedule(Tile(64, 128, 64, 4, 4, False, True))
     if mean <= 160:
-        return Schedule(Tile(128, 128, 64, 4, 4, False, True))
-    return Schedule(Tile(128, 256, 64, 8, 3, False, True))
+        return Schedule(Tile(128, 256, 64, 8, 4, False, True), halved=True, spread=True)
+    return Schedule(Tile(128, 256, 64, 8, 3, False, True), halved=mean < HALVED_BELOW)
 
 
 def candidates(mean: float, kind: Kind) -> tuple[Schedule, ...]:
@@ -117,13 +133,21 @@ def candidates(mean: float, kind: Kind) -> tuple[Schedule, ...]:
         Schedule(Tile(64, 256, 64, 4, 3, False, True)),
         Schedule(Tile(64, 256, 64, 8, 4, False, True)),
     )
-    many = (
+    high = (
         Schedule(Tile(128, 128, 64, 4, 3, False, True)),
         Schedule(Tile(128, 128, 64, 8, 3, False, True)),
         Schedule(Tile(128, 256, 64, 8, 3, False, True)),
         Schedule(Tile(128, 256, 64, 8, 4, False, True)),
+    )
+    halved = tuple(schedule._replace(halved=True) for schedule in high)
+    spread = tuple(s._replace(spread=True) for s in (*high[2:], *halved[2:]))
+    many = (
+        *(*high, *halved),
         Schedule(Tile(128, 256, 64, 8, 3, False, True), 16),
+        Schedule(Tile(128, 256, 64, 8, 4, False, True), 16),
+        Schedule(Tile(128, 256, 64, 8, 4, False, True), 32),
         Schedule(Tile(256, 128, 64, 8, 3, False, True)),
+        Schedule(Tile(256, 128, 64, 8, 4, False, True)),
         Schedule(Tile(128, 256, 64, 8, 3, False, True), 8, True),
         Schedule(Tile(128, 256, 64, 8, 4, False, True), 16, True),
     )
@@ -132,7 +156,7 @@ def candidates(mean: float, kind: Kind) -> tuple[Schedule, ...]:
     elif mean <= 40:
         tried = (*few[1:4], *few[5:], *some)
     elif mean <= 160:
-        tried = (*some[1:], *many[:3])
+        tried = (*some[1:], *high, *halved, *spread)
     else:
         tried = many
     if kind == "gathered":

@@ -53,7 +53,8 @@ def slot_outputs(
         "num_slots": num_slots,
         "num_rows_1": num_rows_1,
     }
-    hidden: dict[str, Any] = {"out_dtype": dtype, "swiglu": True}
+    out: dict[str, Any] = {"out_dtype": dtype, "num_shared": num_slots - experts_NK.shape[1]}
+    hidden: dict[str, Any] = out | {"swiglu": True}
     if weights_NJ.numel() <= GATHERED and not exact.records_gradient(x_ND):
         order = order or sort_slots(x_ND, experts_NK, **slots)
         rows, hidden = x_ND, hidden | {"order_M": order.order_M, "num_slots": num_slots}
@@ -63,7 +64,7 @@ def slot_outputs(
         rows, order = moe_permute(x_ND, experts_NK, **slots)
     hidden_MF = grouped_gemm(rows, gate_up_EFD, order.offsets_E1, **hidden)
     del rows  # the largest of a step, and as large as what comes now
-    return grouped_gemm(hidden_MF, down_EDF, order.offsets_E1, out_dtype=dtype), order
+    return grouped_gemm(hidden_MF, down_EDF, order.offsets_E1, **out), order
 
 
 def with_parts(
