@@ -31,9 +31,19 @@ stage() {
     quiet 500 tests "$PY" -m pytest -q -rf -m gpu -n "${WORKERS:-10}" -p no:cacheprovider \
       tests/kernels tests/engine tests/model
     ;;
-  verify) # 400
+  sanitize) # 400: reads and writes outside of tensors, each in an allocation of its own; small cases
+    for file in ${OPS:-tests/kernels/test_*_kernel.py tests/kernels/test_router_route.py \
+      tests/kernels/test_grouped_gemm_fused.py}; do
+      PYTORCH_NO_CUDA_MEMORY_CACHING=1 LINES_SHOWN=1 quiet "${SANITIZE:-390}" \
+        "sanitize-$(basename "$file" .py)" compute-sanitizer --tool memcheck --error-exitcode 9 \
+        "$PY" -m pytest -q -m gpu -p no:cacheprovider "$file" \
+        -k "not inkling and not graph" &
+    done
+    wait
+    ;;
+  verify) # 500
     quiet 120 verify-tiny "$PY" -m suzuri verify tiny --random-weights --device cuda --fast
-    quiet 300 verify-L6E64 "$PY" -m suzuri verify $BIG --random-weights --device cuda --fast
+    quiet 400 verify-L6E64 "$PY" -m suzuri verify $BIG --random-weights --device cuda --fast
     ;;
   cells) # 200
     quiet 150 cells-L6E64 "$PY" -m suzuri bench serving $BIG --no-peers \
@@ -60,9 +70,9 @@ stage() {
     LINES_SHOWN=30 quiet 130 startup "$PY" -m suzuri bench startup $BIG --random-weights \
       --max-context 65536 --out "$OUT/startup-L6E64.json"
     ;;
-  http) # 150
-    LINES_SHOWN=40 quiet 170 http "$PY" scripts/reproduce/http_serving.py $BIG --rate-seconds 6 \
-      --seconds 140 --out "$OUT/http-serving.json"
+  http) # 200
+    LINES_SHOWN=40 quiet 230 http "$PY" scripts/reproduce/http_serving.py $BIG --rate-seconds 6 \
+      --seconds 200 --out "$OUT/http-serving.json"
     ;;
   agents) # 70
     LINES_SHOWN=12 quiet 90 agents "$PY" -m suzuri bench serving $BIG --no-peers --cells agents:16 \
@@ -89,5 +99,5 @@ stage() {
   esac
 }
 
-all=(tests verify cells profile gaps attention tune startup http agents ablations head long rl)
+all=(tests sanitize verify cells profile gaps attention tune startup http agents ablations head long rl)
 for word in "${@:-${all[@]}}"; do stage "$word"; done
