@@ -212,6 +212,65 @@ def test_tiles_fit_the_shared_memory(monkeypatch: pytest.MonkeyPatch):
                         assert fitted == tile
 
 
+def row_by_row(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.stack([(row * w).sum(-1) for row in x])
+
+
+class Products:
+    """Stands for the library, on a CPU: our products, but for `wrong` buckets, of which one row is
+    another one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *wrong: tuple[int, int]) -> None:
+        self.wrong = dict(wrong)
+        self.asked: list[int] = []
+        monkeypatch.setattr(buckets, "BUCKETS", (64, 32, 24, 16, 8))
+        monkeypatch.setattr(buckets, "PART", 16)
+        monkeypatch.setattr(buckets, "vendor", self)
+        monkeypatch.setattr(kernel, "ours", lambda x, w, scale, dtype: row_by_row(x, w).to(dtype))
+
+    def __call__(self, x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
+        self.asked.append(len(x))
+        out.copy_(row_by_row(x, w))
+        if len(x) in self.wrong:
+            out[self.wrong[len(x)], -1] += 1.0
+
+
+def test_the_self_test_finds_a_wrong_row_in_every_part(monkeypatch: pytest.MonkeyPatch):
+    device, shape = torch.device("cpu"), (40, 32, torch.float32, torch.float32)
+    Products(monkeypatch)
+    assert buckets.check(shape, device) == [64, 32, 24, 16, 8]
+    for bucket in (64, 24, 8):
+        for row in (0, 7, 15, 16, 23, 40, 63):
+            if row < bucket:
+                Products(monkeypatch, (bucket, row))
+                assert buckets.check(shape, device) == [b for b in buckets.BUCKETS if b != bucket]
+    rows = Products(monkeypatch, (64, 63), (32, 0))
+    assert buckets.check(shape, device) == [24, 16, 8]
+    assert rows.asked == [64, 32, 24, 16, 8] + 2 * [24, 16, 8], "refused for good"
+
+
+def test_without_memory_for_the_test_the_library_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The step goes on with our product, and another process may test."""
+
+    def full(shape: object, device: object) -> list[int]:
+        raise torch.OutOfMemoryError("all is used")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(buckets, "fingerprint", lambda device: {"gpu": "full"})
+    monkeypatch.setattr(buckets, "check", full)
+    monkeypatch.setattr(buckets, "_found", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    device = torch.device("cuda", 0)
+    given = (64, 128, torch.bfloat16, torch.bfloat16, device)
+    assert buckets.equal_buckets(*given) == ()
+    monkeypatch.setattr(buckets, "check", lambda *_: [64])
+    assert buckets.equal_buckets(*given) == (), "once is enough for a process"
+    monkeypatch.setattr(buckets, "_found", {})
+    assert buckets.equal_buckets(*given) == (64,)
+
+
 def test_runs_of_tested_buckets():
     equal = (8192, 2048, 1024, 96)
     assert buckets.runs(1023, equal) == []

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from suzuri.kernels.cache_folder import kept_file, of_fingerprint, read_kept, write_kept
+from suzuri.log import get_logger
 
 RUNS = (8192, 4096, 2048, 1024)
 """More rows than the last are cut into runs of these, largest first; what is left over is ours, so
@@ -27,9 +28,13 @@ BUCKETS = (*RUNS, 896, 768, 640, 512, 448, 384, 320, 256, 224, 192, 160, 128, 11
 """Rows of a call of the library. Below RUNS for exactly so many rows alone (the sizes of captured
 graphs): cut in two, or padded by a copy, they would be slower than ours. Fewer are not worth it."""
 SEEDS = (1, 2, 3)
+PART = RUNS[-1]
+"""Rows that the self-test draws and compares at a time."""
 ALIGNMENT = 256
 """Bytes. The library also looks at the alignment of its operands; the test has all of them
 aligned to this."""
+
+_log = get_logger(__name__)
 
 Shape = tuple[int, int, torch.dtype, torch.dtype]
 """N (rows of the weight), K, dtype of the operands, dtype of the result."""
@@ -99,7 +104,13 @@ def equal_buckets(
     if name not in stored:
         if torch.cuda.is_current_stream_capturing():
             return ()
-        stored = _read(device) | {name: check((n, k, dtype, out_dtype), device)}
+        try:
+            found = check((n, k, dtype, out_dtype), device)
+        except torch.OutOfMemoryError:
+            _log.warning("no memory to test the product %s: it runs without the library", name)
+            _found[key] = ()  # of this process only
+            return ()
+        stored = _read(device) | {name: found}
         _write(device, stored)
     _found[key] = tuple(stored[name])
     return _found[key]
@@ -128,21 +139,35 @@ def rehearse(shape: Shape, device: torch.device) -> None:
     """Launches the kernels of `check`, on operands without content."""
     n, k, dtype, out_dtype = shape
     kernel = importlib.import_module("suzuri.kernels.matmul.kernel")
-    x_MK = torch.empty(BUCKETS[0], k, dtype=dtype, device=device)
+    x_MK = torch.empty(PART, k, dtype=dtype, device=device)
     kernel.ours(x_MK, torch.empty(n, k, dtype=dtype, device=device), 1.0, out_dtype)
 
 
 def check(shape: Shape, device: torch.device) -> list[int]:
-    """The self-test: buckets at which library and kernel agree in every bit for every seed."""
+    """The self-test: buckets at which library and kernel agree in every bit for every seed. Beside
+    operands and one result it takes the memory of PART rows: it runs when caches may fill the
+    rest."""
     n, k, dtype, out_dtype = shape
     kernel = importlib.import_module("suzuri.kernels.matmul.kernel")
+    x_MK = torch.empty(BUCKETS[0], k, dtype=dtype, device=device)
+    w_NK = torch.empty(n, k, dtype=dtype, device=device)
+    actual = torch.empty(BUCKETS[0], n, dtype=out_dtype, device=device)
     equal: list[int] = [*BUCKETS]
+
+    def agrees(bucket: int) -> bool:
+        for first in range(0, bucket, PART):
+            expected = kernel.ours(x_MK[first : first + PART], w_NK, 1.0, out_dtype)
+            end = min(first + PART, bucket)
+            if not torch.equal(actual[first:end], expected[: end - first]):
+                return False
+        return True
+
     for seed in SEEDS:
         generator = torch.Generator(device).manual_seed(seed)
-        w_NK = hostile_weight(n, k, generator).to(dtype)
-        x_MK = hostile_rows(BUCKETS[0], k, generator).to(dtype)
-        expected = kernel.ours(x_MK, w_NK, 1.0, out_dtype)
-        actual = torch.empty_like(expected)
+        for part in w_NK.split(PART):
+            part.copy_(hostile_weight(len(part), k, generator))
+        for part in x_MK.split(PART):
+            part.copy_(hostile_rows(len(part), k, generator))
         for bucket in tuple(equal):
             run = slice(0, bucket)
             actual.fill_(float("nan"))
@@ -152,7 +177,7 @@ def check(shape: Shape, device: torch.device) -> list[int]:
                 raise
             except (RuntimeError, TypeError):
                 return []  # this build of torch has no such product
-            if not torch.equal(actual[run], expected[run]):
+            if not agrees(bucket):
                 equal.remove(bucket)
     return equal
 
