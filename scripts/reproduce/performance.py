@@ -226,9 +226,8 @@ def launches_part(found: dict[str, Document]) -> list[str]:
         lines += [f"## A layer's launches ({model})", ""]
         for cell in filter(None, chosen):
             lines += [
-                f"{spoken(cell['cell'])} (`{name}`): {cell['ms']:.2f} ms, in it "
-                f"{cell['kernels_ms']:.2f} of {cell['launches']:.0f} kernels; the host launches "
-                f"for {cell['launch_ms']:.2f}.",
+                f"{spoken(cell['cell'])} (`{name}`): {cell['kernels_ms']:.2f} ms in "
+                f"{cell['launches']:.0f} kernels.",
                 "",
             ]
             rows = [

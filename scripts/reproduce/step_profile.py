@@ -24,7 +24,7 @@ from suzuri.model.locate import locate
 from suzuri.tools.bench.card import card_for
 from suzuri.tools.bench.cells import Cell, cell_named
 from suzuri.tools.bench.floors import StepFloors
-from suzuri.tools.bench.measure import WARM_STEPS, Bench, begin_decode, params
+from suzuri.tools.bench.measure import WARM_PASSES, WARM_STEPS, Bench, begin_decode, params
 from suzuri.tools.bench.record import gpu_name, header, write
 from suzuri.tools.bench.shapes import decoder_only
 from suzuri.tools.bench.state import Load, build_engine
@@ -51,7 +51,7 @@ def ready(bench: Bench, cell: Cell) -> tuple[Engine, Watch, Callable[[int], None
                     engine.add(f"{turn} {i}", bench.prompt(cell.length, 2, turn, i), params(1))
                 engine.run()
 
-        passes(1)
+        passes(WARM_PASSES)  # a step is recorded behind the second
         return engine, watch, passes
     engine, watch = begin_decode(bench, cell, 120)
 
