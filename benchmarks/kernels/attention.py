@@ -7,10 +7,10 @@ the form of benchmarks/results/attention-h200.json. Needs a GPU; writes JSON:
     python benchmarks/kernels/attention.py benchmarks/results/attention-h200.json
 """
 
+import argparse
 import datetime
 import json
 import platform
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 import triton
 
 from suzuri.tools.bench.kernels_attention import INKLING, attention_cells
+from suzuri.tools.bench.timing import needed_gpu
 
 
 def cell(row: dict[str, Any]) -> dict[str, Any]:
@@ -31,6 +32,10 @@ def cell(row: dict[str, Any]) -> dict[str, Any]:
 
 @torch.inference_mode()
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path)
+    target: Path = parser.parse_args().out
+    needed_gpu("attention")
     torch.manual_seed(0)
     ops = ("relative_attention", "paged_attention")
     found = [cell(row) for op in ops for row in attention_cells(op, INKLING)]
@@ -44,7 +49,7 @@ def main() -> None:
         "python": platform.python_version(),
         "cells": found,
     }
-    Path(sys.argv[1]).write_text(json.dumps(document, indent=1) + "\n")
+    target.write_text(json.dumps(document, indent=1) + "\n")
     for one in found:
         numbers = "  ".join(f"{k} {v:.4g}" for k, v in one.items() if k != "cell")
         print(f"{one['cell']:50} {numbers}")

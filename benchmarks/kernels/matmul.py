@@ -8,9 +8,9 @@ benchmarks/results/kernels-matmul.json. "limit" is the larger of bytes / 4.2 TB/
     python benchmarks/kernels/matmul.py benchmarks/results/kernels-matmul.json
 """
 
+import argparse
 import datetime
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from suzuri.kernels.matmul import buckets
 from suzuri.tools.bench.kernels_matmul import product_cells
 from suzuri.tools.bench.record import commit
+from suzuri.tools.bench.timing import needed_gpu
 
 BYTES_PER_SECOND, OPERATIONS_PER_SECOND = 4.2e12, 700e12
 SIZES = ("tokens", "rows", "experts_used", "n", "k")
@@ -48,8 +49,11 @@ def measure() -> Iterator[dict[str, Any]]:
 
 
 @torch.inference_mode()
-def main(target: Path) -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path)
+    target: Path = parser.parse_args().out
+    device = needed_gpu("matmul")
     rows: list[dict[str, Any]] = []
     for one in measure():
         rows.append(one)
@@ -72,4 +76,4 @@ def main(target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -524,7 +524,10 @@ def main(words: list[str] | None = None) -> int:
     if options.render is not None:
         document = json.loads(Path(options.render).read_text("utf-8"))
     else:
-        document = run(options)
+        try:
+            document = run(options)
+        except ValueError as error:
+            raise SystemExit(f"ablations: {error}") from None
     if options.page is not None:
         options.page.write_text(page(document, options.render or options.out or "a run"), "utf-8")
     return 0

@@ -25,6 +25,7 @@ from suzuri.engine.sampling_rows import RowState
 from suzuri.kernels.matmul import matmul
 from suzuri.processing.vocabulary import FullVocabulary
 from suzuri.tools.bench.record import gpu_name
+from suzuri.tools.bench.timing import needed_gpu
 
 ROWS = (1, 8, 64, 256)
 KINDS: dict[str, dict[str, Any]] = {
@@ -111,8 +112,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=200058)
     parser.add_argument("--width", type=int, default=6144)
     args = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("head: needs a GPU")
+    needed_gpu("head")
     torch.manual_seed(1)
     unembed_VD = torch.randn(args.vocabulary, args.width, device="cuda", dtype=torch.bfloat16)
     found: list[dict[str, Any]] = []

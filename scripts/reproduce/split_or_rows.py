@@ -16,7 +16,7 @@ import torch
 from suzuri.kernels.paged_attention import kernel
 from suzuri.tools.bench.kernels_attention import DEVICE, LAYERS, paged
 from suzuri.tools.bench.record import header, write
-from suzuri.tools.bench.timing import graph_us
+from suzuri.tools.bench.timing import graph_us, needed_gpu
 
 ROWS = (48, 80, 96, 128, 160, 256, 512, 1024, 2048)
 CONTEXTS = (1024, 8192, 65536)
@@ -38,8 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("split_or_rows: needs a GPU")
+    needed_gpu("split_or_rows")
     document = header("split or rows", DEVICE, {"few_tiles": kernel.FEW_TILES}) | {"cells": []}
     for layer, shape in LAYERS.items():
         for rows in ROWS:

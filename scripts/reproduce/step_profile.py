@@ -28,6 +28,7 @@ from suzuri.tools.bench.measure import WARM_PASSES, WARM_STEPS, Bench, begin_dec
 from suzuri.tools.bench.record import gpu_name, header, write
 from suzuri.tools.bench.shapes import decoder_only
 from suzuri.tools.bench.state import Load, build_engine
+from suzuri.tools.bench.timing import needed_gpu
 from suzuri.tools.bench.watch import Watch
 from suzuri.tools.bench.weights import draw_model
 
@@ -109,7 +110,7 @@ def arguments(text: str | None) -> argparse.ArgumentParser:
 
 def bench_of(options: argparse.Namespace) -> Bench:
     """The model, with random weights on the GPU."""
-    device = torch.device("cuda")
+    device = needed_gpu("bench")
     shape = decoder_only(locate(options.model).config)
     card = card_for(None, gpu_name(device))
     if card is None or any(cell.kind not in STEPS for cell in options.cells):

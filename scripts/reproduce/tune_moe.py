@@ -30,7 +30,7 @@ from suzuri.kernels.grouped_gemm import kernel as grouped
 from suzuri.kernels.grouped_gemm.tiles import TABLE, Kind, Schedule, candidates
 from suzuri.kernels.moe_permute import kernel as permute
 from suzuri.tools.bench.record import header
-from suzuri.tools.bench.timing import graph_us
+from suzuri.tools.bench.timing import graph_us, needed_gpu
 
 SHAPES = {
     # name: (routed experts, D, F)
@@ -207,6 +207,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=SHAPES)
     parser.add_argument("--tokens", type=int, nargs="+", choices=sorted(TOKENS), default=TOKENS)
     args = parser.parse_args()
+    needed_gpu("tune_moe")
     until = time.monotonic() + args.seconds
     rows: dict[str, Any] = {}
     if args.state.exists():

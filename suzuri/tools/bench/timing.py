@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from suzuri.engine.devices import device_named
+
 L2_BYTES = 400 << 20
 """Inputs of a graph together have at least so many bytes, or MOST_SETS sets."""
 FLUSH_BYTES = 1 << 28
@@ -55,6 +57,14 @@ def waits_for_device(call: Call, device: torch.device) -> bool:
     finally:
         torch.cuda.set_sync_debug_mode(before)
     return False
+
+
+def needed_gpu(script: str) -> torch.device:
+    """The GPU that a script measures. SystemExit with what is in its way."""
+    try:
+        return device_named("cuda", f"{script}: needs a GPU")
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
 
 
 def graph_us(calls: Sequence[Call], device: torch.device, repeats: int) -> float:
