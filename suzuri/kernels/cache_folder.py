@@ -1,6 +1,7 @@
 """Where things that can always be made again are kept between runs, and how a file of them is read
 and written."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -51,4 +52,5 @@ def write_kept(path: Path | None, fingerprint: dict[str, object], **content: obj
         part.write_text(json.dumps({"fingerprint": fingerprint, **content}, indent=1), "utf-8")
         part.replace(path)
     except OSError:
-        return
+        with contextlib.suppress(OSError):
+            part.unlink()

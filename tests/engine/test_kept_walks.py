@@ -113,6 +113,18 @@ def test_where_nothing_can_be_written_nothing_is_kept(monkeypatch: pytest.Monkey
     assert kept_walks.read(PRINT) is None
 
 
+def test_what_is_half_written_does_not_stay(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full keeps what was there, and no remains."""
+    before = file.read_text()
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError("no space is left")
+
+    monkeypatch.setattr(Path, "replace", full)
+    kept_walks.write(PRINT, ([], []))
+    assert [*file.parent.iterdir()] == [file] and file.read_text() == before
+
+
 class Kept:
     """Stands for the disk and the walk."""
 
