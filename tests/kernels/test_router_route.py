@@ -9,7 +9,7 @@ from suzuri.kernels.moe_permute.reference import all_slots
 from suzuri.kernels.moe_permute.reference import moe_permute as by_sort
 from suzuri.kernels.router import cases, route, router
 from tests.kernels.compare import Arguments, assert_same_bits, changed, each_low_dtype, generator
-from tests.kernels.on_triton import kernel_cases, nan_filled, on_gpu
+from tests.kernels.on_triton import in_interpreter, kernel_cases, nan_filled, on_gpu
 
 
 def check(found: tuple[Any, ...], own: tuple[torch.Tensor, ...], rows_1: torch.Tensor | None):
@@ -89,6 +89,30 @@ def test_elsewhere_it_is_the_router(dtype: torch.dtype):
         assert_same_bits(one, other)
     with pytest.raises(ValueError, match="router: top"):
         route(**changed(arguments, num_experts_per_token=8))
+
+
+@in_interpreter
+@pytest.mark.parametrize(("routed", "shared"), [(64, 2), (48, 2), (12, 2), (5, 1)])
+def test_a_token_of_nan_has_experts_and_harms_no_neighbour(routed: int, shared: int):
+    """Also where padded ids are larger than the number of all experts."""
+    from suzuri.kernels.router import kernel
+
+    g, top = generator(5), 4
+    x = torch.randn(3, 32, generator=g)
+    weight = torch.randn(routed + shared, 32, generator=g)
+    rest = (weight, torch.zeros(routed), torch.ones(1), top, 1.0)
+    sound = kernel.router(x, *rest)
+    x[1] = float("nan")
+    experts, weights, _, sorted_ = kernel.route(x, *rest)
+    assert experts[1].tolist() == [0, 1, 2, 3], "as the reference ranks NaN"
+    for row in (0, 2):
+        assert_same_bits(experts[row], sound[0][row])
+        assert_same_bits(weights[row], sound[1][row])
+    assert sorted_ is not None
+    order, inverse, offsets = sorted_
+    slots = 3 * (top + shared)
+    assert sorted(order.tolist()) == list(range(slots)) == order[inverse].tolist()
+    assert int(offsets[-1]) == slots
 
 
 @on_gpu

@@ -41,10 +41,13 @@ def _choose_one(
     is_expert = ids < R
     score = sigmoid(tl.load(logits + ids, mask=is_expert, other=0.0))
     score += tl.load(bias + ids, mask=is_expert, other=0.0)
+    # NaN first, as the reference ranks it: every id found is then an expert's, and none is written
+    # as R_PADDED, whose slot the sort would place outside.
+    score = tl.where(score != score, float("inf"), score)  # noqa: PLR0124 (NaN alone)
     free = is_expert
     for _ in tl.static_range(K):
         best = tl.max(tl.where(free, score, -float("inf")), axis=0)
-        # Among equals the lowest id. (No score is NaN: then nothing would be found.)
+        # Among equals the lowest id.
         found = tl.min(tl.where(free & (score >= best), ids, R_PADDED), axis=0)
         free = free & (ids != found)
     chosen = is_expert & (free == 0)
@@ -58,7 +61,6 @@ def _choose_one(
             taken = tl.load(given + token * K + slot).to(tl.int32)
             lowest = tl.where(tl.load(given + token * K) < 0, lowest, taken)
         tl.store(experts + token * K + slot, lowest.to(tl.int64))
-        # A padded id (only after NaN) must not be read.
         raw = tl.where(slots == slot, tl.load(logits + tl.minimum(lowest, R - 1)), raw)
     is_shared = (slots >= K) & (slots < K + S)
     raw = tl.where(is_shared, tl.load(logits + R + slots - K, mask=is_shared, other=0.0), raw)
