@@ -314,7 +314,10 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--out", type=Path)
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    if any(not 0 < rate < math.inf for rate in options.rates):
+        parser.error(f"--rates {options.rates}: each must be a positive number per second")
+    return options
 
 
 def main() -> int:
