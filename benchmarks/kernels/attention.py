@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
     target: Path = parser.parse_args().out
-    needed_gpu("attention")
+    needed_gpu()
     torch.manual_seed(0)
     ops = ("relative_attention", "paged_attention")
     found = [cell(row) for op in ops for row in attention_cells(op, INKLING)]

@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path)
     target: Path = parser.parse_args().out
-    device = needed_gpu("matmul")
+    device = needed_gpu()
     rows: list[dict[str, Any]] = []
     for one in measure():
         rows.append(one)

@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=200058)
     parser.add_argument("--width", type=int, default=6144)
     args = parser.parse_args()
-    needed_gpu("head")
+    needed_gpu()
     torch.manual_seed(1)
     unembed_VD = torch.randn(args.vocabulary, args.width, device="cuda", dtype=torch.bfloat16)
     found: list[dict[str, Any]] = []

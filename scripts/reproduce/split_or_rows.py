@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    needed_gpu("split_or_rows")
+    needed_gpu()
     document = header("split or rows", DEVICE, {"few_tiles": kernel.FEW_TILES}) | {"cells": []}
     for layer, shape in LAYERS.items():
         for rows in ROWS:

@@ -110,7 +110,7 @@ def arguments(text: str | None) -> argparse.ArgumentParser:
 
 def bench_of(options: argparse.Namespace) -> Bench:
     """The model, with random weights on the GPU."""
-    device = needed_gpu("bench")
+    device = needed_gpu()
     shape = decoder_only(locate(options.model).config)
     card = card_for(None, gpu_name(device))
     if card is None or any(cell.kind not in STEPS for cell in options.cells):

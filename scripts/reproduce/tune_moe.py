@@ -207,11 +207,9 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=SHAPES)
     parser.add_argument("--tokens", type=int, nargs="+", choices=sorted(TOKENS), default=TOKENS)
     args = parser.parse_args()
-    needed_gpu("tune_moe")
+    needed_gpu()
     until = time.monotonic() + args.seconds
-    rows: dict[str, Any] = {}
-    if args.state.exists():
-        rows = json.loads(args.state.read_text("utf-8"))["cells"]
+    rows = measured(args.state)
     for shape in args.only or SHAPES:
         todo = [cell for cell in cells(args.tokens) if cell.name(shape) not in rows]
         if not todo or time.monotonic() > until:
@@ -236,6 +234,19 @@ def main() -> None:
         entries = merged(json.loads(TABLE.read_text("utf-8"))["entries"], found)
         lines = ",\n".join(f"  {json.dumps(entry)}" for entry in entries)
         args.out.write_text(f'{{\n "entries": [\n{lines}\n ]\n}}\n', "utf-8")
+
+
+def measured(state: Path) -> dict[str, Any]:
+    """The sizes of a state by name. SystemExit for one that an older version wrote."""
+    rows = json.loads(state.read_text("utf-8"))["cells"] if state.exists() else {}
+    for row in rows.values():
+        try:
+            Schedule.of_json(row["schedule"])
+        except KeyError as error:
+            raise SystemExit(
+                f"{state}: its schedules lack {error}, they are of another version; name a new file"
+            ) from None
+    return rows
 
 
 def merged(before: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,9 @@ from suzuri.engine.config import EngineConfig
 from suzuri.engine.kernel_keys import PACKAGE
 from suzuri.engine.launches import ALIGNMENT, Specialization
 from suzuri.engine.runner import Runner
-from suzuri.kernels.cache_folder import kept_file, read_kept, write_kept
+from suzuri.kernels.cache_folder import kept_file, of_fingerprint, read_kept, write_kept
 from suzuri.kernels.matmul import buckets
+from suzuri.model.fingerprint import source_hash
 from suzuri.processing.vocabulary import Vocabulary
 
 FOLDER = "walks"
@@ -53,7 +53,7 @@ def fingerprint(runner: Runner, vocabulary: Vocabulary) -> dict[str, object]:
         for name, x in model.decoder.state_dict().items()
     ]
     parts = {
-        "code": _code(),
+        "code": source_hash(("",)) + source_hash(("kernels",), "*.json"),  # and its tables
         "compiler": _compiler(),
         "model": repr(model.config),
         "weights": repr(weights),
@@ -70,7 +70,7 @@ def read(print_: dict[str, object]) -> Found | None:
     """What an earlier walk of this fingerprint found; None when none is kept, or when its file is
     not what `write` writes."""
     path = kept_file(FOLDER, print_)
-    content = read_kept(path, print_)
+    content = of_fingerprint(read_kept(path), print_)
     if path is None or content is None:
         return None
     try:
@@ -138,12 +138,3 @@ def _compiler() -> str:
     active: Any = driver.active
     options = make_backend(active.get_current_target()).parse_options({})
     return repr((options, knobs.runtime.debug, knobs.compilation.instrumentation_mode))
-
-
-@cache
-def _code() -> str:
-    """Hash of all code of the package, and of its tables."""
-    root, found = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted((*root.rglob("*.py"), *root.rglob("kernels/**/*.json"))):
-        found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import os
+import uuid
 from pathlib import Path
 
 
@@ -24,33 +25,38 @@ def kept_file(name: str, fingerprint: dict[str, object]) -> Path | None:
     return place / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json" if place else None
 
 
-def read_kept(path: Path | None, fingerprint: dict[str, object]) -> dict[str, object] | None:
-    """What was kept for exactly this fingerprint; None for a file that is absent, torn or
-    foreign."""
+def read_kept(path: Path | None) -> object:
+    """What JSON in a file says; None for a file that is absent or torn."""
     try:
-        content = json.loads(path.read_text("utf-8")) if path else None
-    except (OSError, ValueError):
+        return json.loads(path.read_text("utf-8")) if path else None
+    except (OSError, ValueError, RecursionError):
         return None
-    return of_fingerprint(content, fingerprint)
 
 
 def of_fingerprint(content: object, fingerprint: dict[str, object]) -> dict[str, object] | None:
-    """A file's content, if it is of this fingerprint."""
+    """A file's content, if it is of exactly this fingerprint."""
     if not isinstance(content, dict) or content.get("fingerprint") != fingerprint:
         return None
     return content
 
 
 def write_kept(path: Path | None, fingerprint: dict[str, object], **content: object) -> None:
-    """Replaces the file at once, so that no reader sees half of it. Where it cannot be written, the
-    next process does without."""
-    if path is None:
-        return
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    """Where it cannot be written, the next process does without."""
+    if path is not None:
+        text = json.dumps({"fingerprint": fingerprint, **content}, indent=1)
+        with contextlib.suppress(OSError):
+            write_whole(path, text.encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Puts a file in its place at once: no reader sees half of it, whoever else writes it at the
+    same time. OSError, and no remains, where it cannot be written."""
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps({"fingerprint": fingerprint, **content}, indent=1), "utf-8")
+        part.write_bytes(content)
         part.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
             part.unlink()
+        raise

@@ -8,7 +8,6 @@ changed source is never run from an old file.
 
 import functools
 import hashlib
-import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from numba.extending import overload
 from torch import Tensor
 
 from suzuri.kernels.arrays import Array, array, lasting
-from suzuri.kernels.cache_folder import cache_folder
+from suzuri.kernels.cache_folder import cache_folder, write_whole
 from suzuri.log import get_logger
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -119,10 +118,7 @@ def _kept_source(source: Path) -> Path | None:
     try:
         if not kept.exists():
             is_new = not kept.parent.exists()
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            part = kept.with_name(f"{kept.name}.{os.getpid()}")
-            part.write_bytes(source.read_bytes())
-            os.replace(part, kept)
+            write_whole(kept, source.read_bytes())
             if is_new:
                 _log.info("compiling the loops for the CPU; only the first run waits for it")
     except OSError as error:

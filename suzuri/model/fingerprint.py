@@ -8,6 +8,7 @@ Two engines with equal fingerprints and weights give equal bits; docs/exactness.
 import hashlib
 import importlib.metadata
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ def numerics_fingerprint(device: torch.device, dtype: str) -> dict[str, str]:
     }
 
 
-def source_hash() -> str:
-    """A hash over every file of the rooms that decide bits, the same wherever they lie."""
+def source_hash(rooms: Sequence[str] = ROOMS, pattern: str = "*.py") -> str:
+    """A hash over every file of the rooms ("": the package), the same wherever they lie."""
     digest = hashlib.sha256()
-    for room in ROOMS:
-        for path in sorted((PACKAGE / room).rglob("*.py")):
+    for room in rooms:
+        for path in sorted((PACKAGE / room).rglob(pattern)):
             content = path.read_bytes()
             digest.update(f"{path.relative_to(PACKAGE).as_posix()} {len(content)}\n".encode())
             digest.update(content)

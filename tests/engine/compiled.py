@@ -7,14 +7,12 @@ from typing import Any
 
 import torch
 from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.runtime.driver import driver
 
 from suzuri.engine.compilation import Compiler, load
-from suzuri.engine.compile_server import NoDriver
 from suzuri.engine.launches import Specialization, unlaunched
 from suzuri.kernels.rms_norm import kernel as norm
 from suzuri.kernels.swiglu import kernel as swiglu
+from tests.engine.apart import pretend_target
 
 CPU = torch.device("cpu")
 
@@ -26,8 +24,7 @@ def launch() -> None:
 
 
 def main() -> None:
-    stand_in: Any = NoDriver(GPUTarget("cuda", 90, 32))
-    driver.set_active(stand_in)
+    pretend_target()
     knobs.cache.dir = sys.argv[1]
     with unlaunched() as found:
         launch()

@@ -6,16 +6,13 @@ import json
 from typing import Any
 
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime.driver import driver
 
 from suzuri.engine import kept_walks
-from suzuri.engine.compile_server import NoDriver
 from suzuri.engine.rehearsal import walk
 from suzuri.kernels.matmul import buckets
-from tests.engine.rehearsed import gpu_engine
+from tests.engine.apart import pretend_target
+from tests.engine.rehearsed import SMALL, gpu_engine
 
-SMALL: dict[str, Any] = {"max_context": 48, "max_running": 3, "token_budget": 24}
 ENGINES: dict[str, dict[str, Any]] = {
     "first": {},
     "other pools": {"global_pages": 1301, "local_pages": 777, "snapshots": 55},
@@ -24,8 +21,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    stand_in: Any = NoDriver(GPUTarget("cuda", 90, 32))
-    driver.set_active(stand_in)
+    pretend_target()
     asked: dict[str, object] = {"gpu": "none"}
     buckets.fingerprint = lambda device: asked
     said: dict[str, Any] = {}

@@ -13,10 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime.driver import driver
 
-from suzuri.engine.compile_server import NoDriver
 from suzuri.engine.config import EngineConfig
 from suzuri.engine.engine import Engine
 from suzuri.engine.launches import unlaunched
@@ -24,6 +21,7 @@ from suzuri.engine.rehearsal import walk
 from suzuri.engine.sampling_params import SamplingParams
 from suzuri.kernels.matmul import buckets
 from suzuri.processing.vocabulary import FullVocabulary
+from tests.engine.apart import pretend_target
 from tests.kernels.pretend_gpu import pretended_gpu
 from tests.model.models import random_model
 
@@ -41,6 +39,10 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"prompt_logprobs": 2},
     {"min_tokens": 3, "stop_token_ids": [4]},
 )
+
+
+SMALL: dict[str, Any] = {"max_context": 48, "max_running": 3, "token_budget": 24}
+"""Limits of a short walk."""
 
 
 @contextlib.contextmanager
@@ -86,8 +88,7 @@ def load(engine: Engine, seed: int, requests: int, *, longest: int = 300, tokens
 
 def missed(seed: int, **fields: Any) -> list[str]:
     """What a load of this seed launches and the walk has not seen, as Triton tells it apart."""
-    stand_in: Any = NoDriver(GPUTarget("cuda", 90, 32))
-    driver.set_active(stand_in)
+    pretend_target()
     with gpu_engine(torch.bfloat16, **fields) as engine:
         walked, _ = walk(engine.runner, engine.vocabulary)
         with unlaunched() as found, buckets.untested([]):

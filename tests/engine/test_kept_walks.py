@@ -2,8 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ from suzuri.engine.compilation import Outcome
 from suzuri.engine.launches import Launches, Specialization
 from suzuri.engine.preparation import Preparation
 from suzuri.kernels.cache_folder import kept_file
-from tests.engine.rehearsed import gpu_engine
-from tests.engine.test_preparation import SMALL, Compiler
+from tests.engine.apart import run_apart
+from tests.engine.rehearsed import SMALL, gpu_engine
+from tests.engine.test_preparation import Compiler
 from tests.kernels.pretend_gpu import GPU
 
 PRINT: dict[str, object] = {"gpu": "this one"}
@@ -27,16 +27,7 @@ KERNEL = Specialization("suzuri.kernels.swiglu.kernel", "_swiglu", "{}")
 def test_what_is_read_is_what_another_walk_finds(tmp_path: Path) -> None:
     """As Triton tells kernels apart, which the interpreter does not. Other pools are no reason to
     walk again, and find the same; other limits are."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.kept"],
-        env={**os.environ, "TRITON_INTERPRET": "0", "XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    said = json.loads(run_apart("kept", XDG_CACHE_HOME=str(tmp_path)))
     assert {name: (one["kept"], one["alike"]) for name, one in said.items()} == {
         "first": (False, False),
         "other pools": (True, True),
@@ -83,6 +74,8 @@ def test_a_foreign_file_is_not_believed(file: Path, change: dict[str, Any]) -> N
 def test_a_torn_file_is_not_believed(file: Path) -> None:
     file.write_text(file.read_text()[:-9])
     assert kept_walks.read(PRINT) is None
+    file.write_text("[" * 200_000)  # deeper than a parser goes
+    assert kept_walks.read(PRINT) is None
     file.unlink()
     assert kept_walks.read(PRINT) is None
 
@@ -105,6 +98,23 @@ def test_the_files_used_last_are_kept(file: Path) -> None:
         assert kept_walks.read(PRINT) is not None  # used, and so it stays
     assert len(list(file.parent.iterdir())) == kept_walks.MOST
     assert [kept_walks.read(other) is None for other in others[:5]] == [True] * 4 + [False]
+
+
+def test_writers_at_the_same_time_tear_nothing(file: Path) -> None:
+    """Of one process, and so with one pid, as those of two containers may have."""
+    found = kept_walks.read(PRINT)
+    assert found is not None
+
+    def write() -> None:
+        for _ in range(100):
+            kept_walks.write(PRINT, found)
+
+    writers = [threading.Thread(target=write) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert kept_walks.read(PRINT) == found
+    assert [*file.parent.iterdir()] == [file]
 
 
 def test_where_nothing_can_be_written_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

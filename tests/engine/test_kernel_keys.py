@@ -1,21 +1,12 @@
 """Two processes that meet kernels in different orders look for them under the same names."""
 
 import json
-import os
-import subprocess
-import sys
+
+from tests.engine.apart import run_apart
 
 
 def hashes(seed: int, how: str) -> dict[str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.hashed", str(seed), how],
-        env={**os.environ, "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    return json.loads(done.stdout)
+    return json.loads(run_apart("hashed", str(seed), how, timeout=300))
 
 
 def test_hashes_do_not_depend_on_what_was_hashed_before() -> None:

@@ -1,8 +1,6 @@
 """Launches that are noted in place of being made, and kernels compiled from the notes."""
 
 import json
-import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -16,6 +14,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from suzuri.engine.compilation import Compiler, load
 from suzuri.engine.launches import Specialization, launch_key, unlaunched
 from suzuri.kernels.rms_norm import kernel as norm
+from tests.engine.apart import run_apart
 from tests.kernels.on_triton import in_interpreter
 
 CPU = torch.device("cpu")
@@ -81,13 +80,7 @@ def test_launches_that_triton_compiles_apart_have_keys_of_their_own() -> None:
 
 
 def test_kernels_are_compiled_apart_and_found_here(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "tests.engine.compiled", str(tmp_path)]
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        words, env=environment, capture_output=True, text=True, check=False, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
+    said = json.loads(run_apart("compiled", str(tmp_path), timeout=600).splitlines()[-1])
     assert said["launches"] == 4
     number = said["kernels"]
     assert number == 2

@@ -2,9 +2,6 @@
 walk, the walk launches nothing, and no failure keeps the engine from serving."""
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Hashable
 from typing import Any
 
@@ -26,12 +23,11 @@ from suzuri.engine.rehearsal import (
 )
 from suzuri.kernels.matmul import buckets
 from suzuri.processing.vocabulary import FullVocabulary
-from tests.engine.rehearsed import gpu_engine, load
+from tests.engine.apart import run_apart
+from tests.engine.rehearsed import SMALL, gpu_engine, load
 from tests.kernels.on_triton import in_interpreter
 from tests.kernels.triton_interpreter import patch_loop_bounds
 from tests.model.models import random_model
-
-SMALL: dict[str, Any] = {"max_context": 48, "max_running": 3, "token_budget": 24}
 
 
 def tiny_engine(**fields: Any) -> Engine:
@@ -43,16 +39,7 @@ def tiny_engine(**fields: Any) -> Engine:
 
 def test_the_walk_sees_all_that_a_load_launches() -> None:
     """As Triton tells kernels apart, which the interpreter does not; nothing runs."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.rehearsed", "1", "2"],
-        env={**os.environ, "TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr
-    assert not done.stdout
+    assert not run_apart("rehearsed", "1", "2")
 
 
 @in_interpreter

@@ -26,6 +26,19 @@ def test_found_sizes_take_their_places_and_the_rest_stays() -> None:
     assert script.merged(before, []) == before
 
 
+def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
+    """The table that it would make could not be read."""
+    script, state = load_script("tune_moe"), tmp_path / "state.json"
+    assert script.measured(state) == {}
+    schedule = tiles.table()[0].schedule.as_json()
+    state.write_text(json.dumps({"cells": {"one": {"schedule": schedule}}}))
+    assert script.measured(state) == {"one": {"schedule": schedule}}
+    del schedule["halved"]
+    state.write_text(json.dumps({"cells": {"one": {"schedule": schedule}}}))
+    with pytest.raises(SystemExit, match="lack 'halved'"):
+        script.measured(state)
+
+
 def test_every_field_of_a_schedule_has_a_letter() -> None:
     script = load_script("tune_moe")
     (entry, *_) = tiles.table()

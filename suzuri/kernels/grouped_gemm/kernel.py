@@ -36,12 +36,18 @@ from suzuri.kernels.triton_math import silu
 
 
 @triton.jit
+def _tiles(offsets, experts, E: tl.constexpr, BM: tl.constexpr):
+    """Tiles of BM rows of each of the experts, int64."""
+    begin_E = tl.load(offsets + experts, mask=experts < E, other=0)
+    end_E = tl.load(offsets + experts + 1, mask=experts < E, other=0)
+    return (end_E - begin_E + (BM - 1)) // BM
+
+
+@triton.jit
 def _owner(offsets, tile, E: tl.constexpr, E_PADDED: tl.constexpr, BM: tl.constexpr):
     """The expert of a tile of BM rows (E for one too many), and the number of tiles before its."""
     experts = tl.arange(0, E_PADDED)
-    begin_E = tl.load(offsets + experts, mask=experts < E, other=0)
-    end_E = tl.load(offsets + experts + 1, mask=experts < E, other=0)
-    tiles_E = ((end_E - begin_E + (BM - 1)) // BM).to(tl.int32)
+    tiles_E = _tiles(offsets, experts, E, BM).to(tl.int32)
     before_E = tl.cumsum(tiles_E, axis=0)
     expert = tl.sum((before_E <= tile).to(tl.int32), axis=0)
     return tl.minimum(expert, E), tl.sum(tl.where(experts < expert, tiles_E, 0), axis=0)
@@ -78,9 +84,7 @@ def _spread(
     """The program whose tile this one takes, so that those of the LAST experts, which have all
     tokens, lie evenly among the others': they multiply while the others wait for weights."""
     experts = tl.arange(0, E_PADDED)
-    begin_E = tl.load(offsets + experts, mask=experts < E, other=0)
-    end_E = tl.load(offsets + experts + 1, mask=experts < E, other=0)
-    programs_E = (end_E - begin_E + (BM - 1)) // BM * num_n
+    programs_E = _tiles(offsets, experts, E, BM) * num_n
     total = tl.sum(programs_E, axis=0)
     last = tl.sum(tl.where(experts >= E - LAST, programs_E, 0), axis=0)
     before = program * last // tl.maximum(total, 1)  # of the LAST experts' programs
@@ -286,10 +290,8 @@ def _persistent(
     """As `_grouped_gemm` by descriptors, a program per multiprocessor walking over the tiles: the
     next one's loads begin before this one is written."""
     num_n = tl.cdiv(N, BN)
-    experts = tl.arange(0, E_PADDED)
-    begin_E = tl.load(offsets + experts, mask=experts < E, other=0)
-    end_E = tl.load(offsets + experts + 1, mask=experts < E, other=0)
-    num_tiles = tl.sum(((end_E - begin_E + (BM - 1)) // BM).to(tl.int32), axis=0)
+    tiles_E = _tiles(offsets, tl.arange(0, E_PADDED), E, BM).to(tl.int32)
+    num_tiles = tl.sum(tiles_E, axis=0)
     left = M - tl.load(offsets + E).to(tl.int32)
     num_tiles += (left + BM - 1) // BM
     for program in tl.range(tl.program_id(0), num_tiles * num_n, num_programs, flatten=True):

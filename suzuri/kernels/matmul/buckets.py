@@ -34,6 +34,9 @@ ALIGNMENT = 256
 """Bytes. The library also looks at the alignment of its operands; the test has all of them
 aligned to this."""
 
+FOLDER = "matmul"
+"""Of results, in the cache folder."""
+
 _log = get_logger(__name__)
 
 Shape = tuple[int, int, torch.dtype, torch.dtype]
@@ -259,14 +262,10 @@ def fingerprint(device: torch.device) -> dict[str, object]:
     }
 
 
-def _file(print_: dict[str, object]) -> Path | None:
-    return kept_file("matmul", print_)
-
-
 def _read(device: torch.device) -> dict[str, list[int]]:
     """What is stored for this fingerprint; a file that is absent, torn or foreign holds nothing."""
     print_ = fingerprint(device)
-    return parsed(read_kept(_file(print_), print_), print_)
+    return parsed(read_kept(kept_file(FOLDER, print_)), print_)
 
 
 def parsed(content: object, print_: dict[str, object]) -> dict[str, list[int]]:
@@ -284,4 +283,4 @@ def parsed(content: object, print_: dict[str, object]) -> dict[str, list[int]]:
 def _write(device: torch.device, stored: dict[str, list[int]]) -> None:
     """Where it cannot be written the next process tests again."""
     print_ = fingerprint(device)
-    write_kept(_file(print_), print_, equal=stored)
+    write_kept(kept_file(FOLDER, print_), print_, equal=stored)

@@ -61,6 +61,7 @@ def _choose_one(
             taken = tl.load(given + token * K + slot).to(tl.int32)
             lowest = tl.where(tl.load(given + token * K) < 0, lowest, taken)
         tl.store(experts + token * K + slot, lowest.to(tl.int64))
+        # A given id that is no expert's must not be read.
         raw = tl.where(slots == slot, tl.load(logits + tl.minimum(lowest, R - 1)), raw)
     is_shared = (slots >= K) & (slots < K + S)
     raw = tl.where(is_shared, tl.load(logits + R + slots - K, mask=is_shared, other=0.0), raw)

@@ -7,8 +7,10 @@ after a flush of L2. On a CPU: the clock. Medians throughout.
 
 import dataclasses
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -59,10 +61,10 @@ def waits_for_device(call: Call, device: torch.device) -> bool:
     return False
 
 
-def needed_gpu(script: str) -> torch.device:
+def needed_gpu() -> torch.device:
     """The GPU that a script measures. SystemExit with what is in its way."""
     try:
-        return device_named("cuda", f"{script}: needs a GPU")
+        return device_named("cuda", f"{Path(sys.argv[0]).stem}: needs a GPU")
     except ValueError as error:
         raise SystemExit(str(error)) from None
 
