@@ -125,9 +125,31 @@ def cells_part(serving: dict[str, Document], picture: str | None) -> list[str]:
             f"vLLM takes {min(times):.2f} to {max(times):.2f} times as long "
             f"({statistics.median(times):.2f} in the median of {len(times)} cells).",
             "",
+            *_peers(serving),
         ]
+    lines += [
+        "A floor counts the different experts that random routing is expected to use, read at the "
+        "rate that was measured for the card: a step that meets fewer, or reads quicker, is above "
+        "100 %.",
+        "",
+    ]
     if picture is not None:
         lines += [f"![share of the floor, and tokens per second]({picture})", ""]
+    return lines
+
+
+def _peers(serving: dict[str, Document]) -> list[str]:
+    """Which vLLM it was, and how it ran."""
+    found = {
+        (other["system"], other["source"], other["date"])
+        for document in serving.values()
+        for row in document["cells"]
+        if row["kind"] in ("decode", "prefill") and (other := vllm_of(row))
+    }
+    lines: list[str] = []
+    for system, source, date in sorted(found):
+        note = json.loads((SHAPES / source).read_text("utf-8"))["note"]
+        lines += [f"Recorded: {system}, {date} (`{source}`: {note}).", ""]
     return lines
 
 
@@ -320,7 +342,10 @@ def draw(serving: dict[str, Document], target: Path) -> bool:
     )
     left.set_yticks(list(places), [cell for cell, _, _ in found])
     left.invert_yaxis()
-    left.set(xlabel="% of the floor's speed", xlim=(0, 100))
+    left.set(
+        xlabel="% of the floor's speed",
+        xlim=(0, 1.02 * max(100, *(100 * ours for _, ours, _ in found))),
+    )
     left.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
     groups = dict.fromkeys(
         (point.series, point.system)
